@@ -21,6 +21,7 @@ from ..shared.params.sampling import RepetitionDetectionParams, SamplingParams
 from ..shared.params.structured import StructuredOutputsParams
 from ..shared.queue.lifecycle import RequestState
 from ..shared.stats import EngineStats, RequestStats
+from .beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .blocking.llm import LLM
 from .client import Client
 from .client_parts.detached import RequestHandle
@@ -30,18 +31,18 @@ from .inputs.prompt import Prompt
 from .inputs.streaming_input import StreamingInput
 from .io_processors import IOProcessor
 from .requests.conversation import Conversation
-from .results.outputs import CompletionOutput, RequestOutput
-from .results.pooling import (
+from .results import (
     ClassificationRequestOutput,
+    CompletionOutput,
     DataPrompt,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
     ProcessedRequestOutput,
+    RequestOutput,
     ScoringRequestOutput,
     TextPair,
 )
-from .search.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 
 __all__ = [
     "LLM",

@@ -13,25 +13,24 @@ from ..shared.shards import ShardsArgument, check_servers, make_connections
 from ..shared.tracing.endpoint import check_endpoint, is_enabled
 from ..shared.values.checks import DEFAULT_NAMESPACE
 from ..shared.values.shown import shown
+from .beam_search import BeamSearches
 from .client_parts.detached import DetachedRequests
 from .client_parts.pooling import Poolings
 from .control.adapter_control import AdapterControl
 from .control.engine_control import EngineControl, WeightsControl
 from .control.fleet_control import GroupControl, WorkerControl
 from .control.model_view import ModelView, TextControl
-from .control.queue_control import QueueControl
-from .control.request_view import RequestView
+from .control.queue_control import QueueControl, RequestView
 from .inputs.lora import AdapterResolver
 from .inputs.options import check_flag
 from .inputs.prompt import MAX_PAYLOAD_BYTES
 from .io_processors import IOProcessor, IOProcessors
+from .requests.enqueuer import EnqueueSpans
 from .requests.health import Health
 from .requests.lease import LEASE_TTL_S, ClientLease
 from .requests.model_cards import ModelCards
 from .requests.request_builder import RequestBuilder
 from .requests.single_requests import SingleRequests
-from .requests.spans.enqueue_spans import EnqueueSpans
-from .search.beam_search import BeamSearches
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -213,13 +212,13 @@ def enqueue_spans(endpoint: str | None, provider: TracerProvider | None) -> Enqu
         raise ValidationError(f"tracer_provider must be a TracerProvider of OpenTelemetry, got {shown(provider)}")
     # Imported here, so that clients without tracing do not load OpenTelemetry.
     if provider is not None:
-        from .requests.spans.traced_enqueues import TracedEnqueues
+        from .requests.traced_enqueues import TracedEnqueues
 
         return TracedEnqueues(provider)
     assert endpoint is not None
     check_endpoint(endpoint)
     if not is_enabled(endpoint):
         return EnqueueSpans()
-    from .requests.spans.exported_enqueues import ExportedEnqueues
+    from .requests.exported_enqueues import ExportedEnqueues
 
     return ExportedEnqueues(endpoint)

@@ -64,14 +64,10 @@ def _noise() -> Callable[[int], float]:
 
 
 STEADY = Curve("A steady load of 2.5 engines", HOUR_S, lambda now: 2.5 * SPEED)
-
-
 BURST = Curve("Five minutes of six engines' load", 2 * HOUR_S, lambda now: 6 * SPEED if 600 <= now < 900 else 0.0)
 
 
 DAY = Curve("A day: nothing at night, five engines' load at noon", 24 * HOUR_S, _day)
-
-
 NOISE = Curve("Noise around the load of two engines", 4 * HOUR_S, _noise())
 
 

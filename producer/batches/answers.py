@@ -28,7 +28,7 @@ from ..openai.endpoints import prepare
 from ..openai.errors import OpenAIError, error_of
 from ..openai.parsers import Parsers
 from ..openai.prepared import PreparedBody
-from ..results.outputs import RequestOutput
+from ..results import RequestOutput
 from .batch_records import BatchSpec
 from .input_rows import InputRow
 from .journal import JournalRow

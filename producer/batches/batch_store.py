@@ -36,9 +36,8 @@ from .batch_records import (
     read_batch,
 )
 from .contents import Contents
-from .files import SCRIPTS, Files
+from .files import SCRIPTS, Files, read_page
 from .lease import LEASE_TTL_S, Lease
-from .listing import read_page
 
 MAX_LIMIT, DEFAULT_LIMIT = 100, 20
 _BATCH_ID_CHARS = 64

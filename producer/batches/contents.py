@@ -102,7 +102,7 @@ class Contents:
                 num_bytes += len(chunk)
                 if num_bytes > max_bytes:
                     raise PayloadTooLargeError(f"file must have at most {max_bytes} bytes; split it into several")
-                await asyncio.to_thread(_write, file, chunk, digest)
+                await asyncio.to_thread(_write_chunk, file, chunk, digest)
             if not num_bytes:
                 raise ValidationError("file must not be empty, got 0 bytes")
             await asyncio.to_thread(put_in_place, file, self.path(file_id))
@@ -190,7 +190,7 @@ def put_in_place(file: BinaryIO, path: Path) -> None:
         os.close(folder)
 
 
-def _write(file: BinaryIO, chunk: bytes, digest: hashlib._Hash) -> None:
+def _write_chunk(file: BinaryIO, chunk: bytes, digest: hashlib._Hash) -> None:
     file.write(chunk)
     digest.update(chunk)
 

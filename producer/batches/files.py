@@ -1,10 +1,11 @@
-"""Manage files: records in Redis, contents in a folder. Has the Lua scripts of files and batches."""
+"""Manage files: records in Redis, contents in a folder. Has the Lua scripts of files and batches, and their lists."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -12,23 +13,21 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import UnknownFileError, ValidationError
 from ...shared.keys import BatchKeys
 from ...shared.redis_access.script import Script, load_scripts
-from ...shared.values.checks import check_name
+from ...shared.values.checks import check_name, check_text
 from ...shared.values.shown import shown
 from .batch_records import MAX_EXPIRY_S, MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, FileRecord, Page, check_expiry
 from .contents import Contents
-from .listing import read_page
 
 _NAMES = ("put_file", "delete_file", "create", "claim", "write", "close", "cancel")
-
 MAX_LIMIT = 10_000
 MAX_FILENAME_CHARS = 512
 # Received contents that do not become a file within this time are garbage.
 UPLOAD_TTL_S = 24 * 3600.0
 _CLEAR_AT_ONCE = 100
 _record_decoder = msgspec.json.Decoder(FileRecord)
-
-
 SCRIPTS: dict[str, Script] = load_scripts(__name__.rpartition(".")[0], _NAMES)
+T = TypeVar("T")
+PAGE_READ_SIZE = 200
 
 
 class Upload(msgspec.Struct, frozen=True):
@@ -282,4 +281,58 @@ def new_file(file_id: str, num_bytes: int, filename: str, expires_after_s: int |
         expires_at=None if expires_after_s is None else int(now) + expires_after_s,
         filename=filename,
         purpose="batch_output",
+    )
+
+
+async def read_page(
+    connection: CommandConnection,
+    key: str,
+    read: Callable[[Sequence[str]], Awaitable[list[T | None]]],
+    id_of: Callable[[T], str],
+    *,
+    after: str | None,
+    limit: int,
+    max_limit: int,
+    order: str = "desc",
+    matches: Callable[[T], bool] = lambda _: True,
+) -> Page[T]:
+    """Return up to ``limit`` records that follow ``after``.
+
+    Args:
+        read: returns the record of each id; None for a deleted one, whose id is removed from the list.
+        max_limit: the highest ``limit``.
+        matches: selects the records.
+
+    Raises:
+        ValidationError: ``limit`` or ``order`` is invalid, or ``after`` is not in the list.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= max_limit:
+        raise ValidationError(f"limit must be 1 to {max_limit}, got {shown(limit)}")
+    if order not in ("asc", "desc"):
+        raise ValidationError(f"order must be 'asc' or 'desc', got {shown(order)}")
+    suffix = "RANK" if order == "asc" else "REVRANK"
+    start = 0
+    if after is not None:
+        rank = await connection.execute(f"Z{suffix}", key, check_text("after", after))
+        if rank is None:
+            raise ValidationError(f"after must be an id of this list, got {shown(after)}")
+        start = int(rank) + 1
+    selected: list[T] = []
+    while len(selected) <= limit:
+        command = "ZRANGE" if order == "asc" else "ZREVRANGE"
+        ids = await connection.execute(command, key, start, start + PAGE_READ_SIZE - 1)
+        if not ids:
+            break
+        records = await read([item_id.decode() for item_id in ids])
+        deleted: list[Any] = [item_id for item_id, record in zip(ids, records, strict=True) if record is None]
+        if deleted:
+            await connection.execute("ZREM", key, *deleted)
+        start += len(ids) - len(deleted)
+        selected += [record for record in records if record is not None and matches(record)]
+    data = selected[:limit]
+    return Page(
+        data=data,
+        first_id=id_of(data[0]) if data else None,
+        last_id=id_of(data[-1]) if data else None,
+        has_more=len(selected) > limit,
     )

@@ -1,11 +1,13 @@
-"""The blocking client, for scripts and notebooks."""
+"""The blocking client, for scripts and notebooks, and its progress bar on standard error."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
 import os
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -22,16 +24,17 @@ from ..inputs.options import RequestOptions, options_of_each
 from ..inputs.prompt import Prompt, as_prompts, params_of_each
 from ..inputs.prompt_lists import as_conversations, naming, numbered
 from ..inputs.streaming_input import GrowingPrompt
-from ..results.outputs import RequestOutput
-from ..results.pooling import DataPrompt, PoolingRequestOutput, ProcessedRequestOutput, TextPair
+from ..results import DataPrompt, PoolingRequestOutput, ProcessedRequestOutput, RequestOutput, TextPair
 from .loop_thread import LoopThread
-from .progress import ProgressBar
 from .stepping import SteppedLLM
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Messages = Sequence[Mapping[str, Any]]
 MAX_IN_FLIGHT = 4096
+_parents_connections: list[object] = []
+WIDTH = 30
+REDRAW_S = 0.1
 
 
 class Closable(Protocol[T_co]):
@@ -140,7 +143,7 @@ class LLM(SteppedLLM):
                 yield item
         finally:
             # Also runs in the loop's own thread, if that collects an abandoned iterator.
-            thread.clean_up(_close(items))
+            thread.clean_up(_close_items(items))
 
     def chat(
         self,
@@ -285,7 +288,6 @@ class LLM(SteppedLLM):
 
 
 _llms: weakref.WeakSet[LLM] = weakref.WeakSet()
-_parents_connections: list[object] = []
 
 
 def _drop_parents_connection() -> None:
@@ -313,5 +315,42 @@ async def _next(items: Closable[T]) -> T:
     return await items.__anext__()
 
 
-async def _close(items: Closable[Any]) -> None:
+async def _close_items(items: Closable[Any]) -> None:
     await items.aclose()
+
+
+class ProgressBar:
+    """Counts finished requests and their tokens. Draws only on a terminal."""
+
+    def __init__(self, total: int, *, shown: bool = True) -> None:
+        self._total = total
+        self._shown = shown and total > 0 and sys.stderr.isatty()
+        self._done = 0
+        self._tokens = 0
+        self._started = time.monotonic()
+        self._drawn = 0.0
+
+    def advance(self, num_tokens: int) -> None:
+        """Count one more finished request and its output tokens."""
+        self._done += 1
+        self._tokens += num_tokens
+        now = time.monotonic()
+        if self._shown and (now - self._drawn > REDRAW_S or self._done == self._total):
+            self._drawn = now
+            self._draw(now - self._started)
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown and self._done:
+            sys.stderr.write("\n")
+
+    def _draw(self, elapsed_s: float) -> None:
+        filled = WIDTH * self._done // self._total
+        rate = self._tokens / elapsed_s if elapsed_s else 0.0
+        bar = "█" * filled + "·" * (WIDTH - filled)
+        sys.stderr.write(f"\r{bar} {self._done}/{self._total} requests, {rate:,.0f} tokens/s ")
+        sys.stderr.flush()

@@ -22,8 +22,7 @@ from ..client import Client
 from ..client_parts.detached import Params, RequestHandle
 from ..inputs.options import SharedOptions
 from ..inputs.prompt import Prompt
-from ..results.outputs import RequestOutput
-from ..results.pooling import PoolingRequestOutput, output_of
+from ..results import PoolingRequestOutput, RequestOutput, output_of
 from .llm_control import LLMControl
 
 StepOutput = RequestOutput | PoolingRequestOutput

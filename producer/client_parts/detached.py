@@ -20,7 +20,7 @@ from ..requests.fan_out import child_ids, merge, possible_child_ids
 from ..requests.output_stream import collect, outputs_of
 from ..requests.queue_entry import Outgoing
 from ..requests.single_requests import FollowOptions
-from ..results.outputs import RequestOutput
+from ..results import RequestOutput
 from .core import ClientCore
 
 Params = SamplingParams | PoolingParams | None

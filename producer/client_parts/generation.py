@@ -18,7 +18,7 @@ from ..requests.conversation import Conversation, answers
 from ..requests.fan_out import merge
 from ..requests.output_stream import collect, in_kind, outputs_of
 from ..requests.queue_entry import Outgoing
-from ..results.outputs import RequestOutput
+from ..results import RequestOutput
 from .core import ClientCore
 
 

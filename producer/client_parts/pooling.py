@@ -23,7 +23,7 @@ from ..inputs.prompt import Prompt, as_prompts
 from ..inputs.prompt_lists import names_of_pairs, naming, numbered, pairs_of
 from ..io_processors import IOProcessors
 from ..requests.queue_entry import Outgoing
-from ..results.pooling import (
+from ..results import (
     ClassificationOutput,
     ClassificationRequestOutput,
     DataPrompt,

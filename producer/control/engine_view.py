@@ -19,8 +19,6 @@ from ...shared.stats import Histogram as Counts
 from ..client_parts.core import ClientCore
 
 log = get_logger(__name__)
-
-
 PREFIX = "penstock:"
 
 

@@ -15,8 +15,6 @@ from ..client_parts.core import ClientCore
 
 DRAIN_TIMEOUT_S = 30.0
 SCALE_TIMEOUT_S = 300.0
-
-
 MAX_RANKS = 1024
 _POLL_INTERVAL_S = 0.2
 _SERVING = (EngineState.READY, EngineState.BUSY)

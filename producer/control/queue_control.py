@@ -1,13 +1,16 @@
-"""The client's methods for queues: their state, pauses and policies."""
+"""The client's methods for queues: their state, pauses and policies, and the requests of all clients in them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import msgspec
 
+from ...shared.broker import RequestFilter, RequestHistory
+from ...shared.broker.bulk import count_matching
 from ...shared.broker.series import SeriesPoint
 from ...shared.control.engine import (
     ENCODER,
@@ -18,7 +21,8 @@ from ...shared.control.engine import (
     ResetPrefixCache,
 )
 from ...shared.errors import DrainTimeoutError, EngineDeadError, RequestNotFoundError, ValidationError
-from ...shared.partitions import open_queue, read_series
+from ...shared.partitions import open_history, open_queue, read_series
+from ...shared.queue.lifecycle import RequestEvent, RequestSummary
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from ...shared.queue.stats import QueueStats, RequestStatus
 from ...shared.values.checks import check_name, check_timeout
@@ -182,3 +186,57 @@ class QueueControl(ClientCore):
     async def purge(self, tenant: str, *, band: str | None = None, model: str | None = None) -> int:
         """Cancel a tenant's waiting requests that never ran, in one band or all, and return their number."""
         return await self._operations.purge((await self._card(model)).model, tenant, band or "")
+
+
+class RequestView(ClientCore):
+    """The part of the client that lists requests as operators see them: without prompts and outputs.
+
+    All methods raise ``UnknownModelError`` if no worker has ever served ``model`` here.
+    """
+
+    async def requests(
+        self, wanted: RequestFilter | None = None, *, model: str | None = None, limit: int = 100
+    ) -> list[RequestSummary]:
+        """Return the requests of a model that match ``wanted``, or all; see ``RequestHistory.requests``.
+
+        Raises:
+            ValidationError: ``limit`` is not in [1, 10000].
+        """
+        return await (await self._history(model)).requests(wanted or RequestFilter(), limit=limit)
+
+    async def find_request(self, request_id: str, *, model: str | None = None) -> RequestSummary | None:
+        """Return the summary of one request, also after its result has expired; None if the request is unknown."""
+        return await (await self._history(model)).find(request_id)
+
+    async def history(self, request_id: str, *, model: str | None = None) -> list[RequestEvent]:
+        """Return the events of one request, the oldest first; [] if the request is unknown."""
+        return await (await self._history(model)).history(request_id)
+
+    async def request_events(
+        self, *, after: str = "0-0", model: str | None = None, limit: int = 500
+    ) -> list[RequestEvent]:
+        """Return the events of all requests of a model after the event ``after``, the oldest first.
+
+        Raises:
+            ValidationError: ``after`` is not the id of an event.
+        """
+        return await (await self._history(model)).events(after=after, limit=limit)
+
+    async def last_event_id(self, *, model: str | None = None) -> str:
+        """Return the id of a model's newest event, to follow the events after it; "0-0" if the model has none."""
+        return await (await self._history(model)).last_event_id()
+
+    async def count_requests(self, wanted: RequestFilter, *, model: str | None = None) -> int:
+        """Return how many requests ``cancel_requests`` would end now, counted up to 10,000."""
+        return await count_matching(await self._history(model), wanted)
+
+    async def cancel_requests(self, wanted: RequestFilter, *, model: str | None = None) -> int:
+        """End the requests that match ``wanted`` and that wait, run or await input, and return their number."""
+        return await self._operations.cancel_matching((await self._card(model)).model, wanted)
+
+    async def replay_requests(self, request_ids: Iterable[str] | None = None, *, model: str | None = None) -> int:
+        """Requeue parked requests, those of ``request_ids`` or all. Return the number of those that can run."""
+        return await self._operations.replay_all_dead((await self._card(model)).model, request_ids)
+
+    async def _history(self, model: str | None) -> RequestHistory:
+        return await open_history(self._commands, self._keys, (await self._card(model)).model)

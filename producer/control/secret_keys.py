@@ -27,8 +27,6 @@ from ...shared.values.shown import shown
 
 _FORM = re.compile(r"([a-z]+)-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
 MAX_KEY_NAME_CHARS = 200
-
-
 OPERATOR_PREFIX = "pso"
 
 

@@ -14,7 +14,7 @@ from ..inputs.prompt import Prompt
 from ..inputs.prompt_lists import naming, numbered
 from ..openai.prepared import Prepared, PreparedBody
 from ..requests.fan_out import merged
-from ..results.outputs import RequestOutput
+from ..results import RequestOutput
 from .auth import Identity
 from .settings import GatewaySettings
 

@@ -70,7 +70,7 @@ class ImageFetcher:
                 GuardedHTTP, self._networks, connect_timeout_s=self._timeout_s / 3, remedy=remedy
             )
         if len(fields) > MAX_IMAGES:
-            raise _refusal("messages", f"name {len(fields)} images; a request has at most {MAX_IMAGES}")
+            raise _image_refusal("messages", f"name {len(fields)} images; a request has at most {MAX_IMAGES}")
         budget = _ByteBudget(MAX_TOTAL_BYTES)
         contents = await asyncio.gather(*(self._fetch(field, url, budget, tenant) for url, field in fields.items()))
         images = dict(zip(fields, contents, strict=True))
@@ -78,9 +78,9 @@ class ImageFetcher:
 
     async def _fetch(self, field: str, url: str, budget: _ByteBudget, tenant: str) -> bytes:
         if urlsplit(url).scheme != "https" or len(url) > MAX_URL_CHARS:
-            raise _refusal(field, f"must be a data URL or begin with https://, got {shown(url)}")
+            raise _image_refusal(field, f"must be a data URL or begin with https://, got {shown(url)}")
         if self._http is None:
-            raise _refusal(
+            raise _image_refusal(
                 field,
                 "is an image URL, and this gateway does not fetch images; send the image as a data URL, or start "
                 "'penstock gateway' with --fetch-images on",
@@ -89,26 +89,28 @@ class ImageFetcher:
             async with asyncio.timeout(self._timeout_s):
                 return check_image_bytes(field, await self._read(self._http, field, url, budget, tenant))
         except ForbiddenAddressError as error:
-            raise _refusal(field, f"must not be fetched: {error}") from error
+            raise _image_refusal(field, f"must not be fetched: {error}") from error
         except TimeoutError as error:
-            raise _refusal(field, f"was not received within {self._timeout_s:g} s, got {shown(url)}") from error
+            raise _image_refusal(field, f"was not received within {self._timeout_s:g} s, got {shown(url)}") from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             if isinstance(error, ValidationError):
-                raise _refusal(field, str(error).removeprefix(field).strip()) from error
-            raise _refusal(field, f"cannot be fetched ({type(error).__name__}), got {shown(url)}") from error
+                raise _image_refusal(field, str(error).removeprefix(field).strip()) from error
+            raise _image_refusal(field, f"cannot be fetched ({type(error).__name__}), got {shown(url)}") from error
 
     async def _read(self, http: GuardedHTTP, field: str, url: str, budget: _ByteBudget, tenant: str) -> bytes:
         response = await http.open("GET", url, _HEADERS, tenant=tenant)
         try:
             if response.status_code != httpx.codes.OK:
-                raise _refusal(field, f"answered with status {response.status_code}, got {shown(url)}")
+                raise _image_refusal(field, f"answered with status {response.status_code}, got {shown(url)}")
             data = bytearray()
             # Raw, because decompressed data could become arbitrarily large. Image formats have their own compression.
             async for chunk in response.aiter_raw():
                 data += chunk
                 budget.num_bytes -= len(chunk)
                 if budget.num_bytes < 0:
-                    raise _refusal(field, f"and the images before it have more than {MAX_TOTAL_BYTES} bytes together")
+                    raise _image_refusal(
+                        field, f"and the images before it have more than {MAX_TOTAL_BYTES} bytes together"
+                    )
                 if len(data) > MAX_IMAGE_BYTES:
                     break
             return bytes(data)
@@ -152,5 +154,5 @@ def _part_with_image(part: Any, images: dict[str, bytes]) -> Any:
     return part if data is None else {"type": "image", "image": data}
 
 
-def _refusal(field: str, reason: str) -> OpenAIError:
+def _image_refusal(field: str, reason: str) -> OpenAIError:
     return bad_field(field, f"{field} {reason}", code=INVALID_URL)

@@ -137,7 +137,7 @@ class FormReader:
         name, filename = options.get(b"name"), options.get(b"filename")
         if name is None:
             raise OpenAIError(400, "each part of the form must have a name", code="invalid_form")
-        self._parts.append((_text(name), None if filename is None else _text(filename)))
+        self._parts.append((_decoded_text(name), None if filename is None else _decoded_text(filename)))
 
     def _end(self) -> None:
         self._ended = True
@@ -149,7 +149,7 @@ def _extend_header(header: bytes, rest: bytes) -> bytes:
     return header + rest
 
 
-def _text(value: bytes) -> str:
+def _decoded_text(value: bytes) -> str:
     return value.decode(errors="replace")
 
 

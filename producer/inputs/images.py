@@ -45,7 +45,7 @@ def split_prompt(prompt: Any) -> tuple[Any, list[ImageInput]]:
     if len(keys) != 1:
         raise ValidationError(f"a prompt must have one of {', '.join(_PROMPT_KEYS)}, got {shown(keys)}")
     bare, images = _split(prompt[keys[0]])
-    return bare, _checked([*images, *_images_of_data(prompt.get("multi_modal_data"))])
+    return bare, _checked_images([*images, *_images_of_data(prompt.get("multi_modal_data"))])
 
 
 def image_bytes(field: str, value: Any) -> bytes:
@@ -132,7 +132,7 @@ def _split(prompt: Any) -> tuple[Any, list[ImageInput]]:
         return prompt, []
     images: list[ImageInput] = []
     messages = [_without_images(f"messages[{at}]", message, images) for at, message in enumerate(prompt)]
-    return messages, _checked(images)
+    return messages, _checked_images(images)
 
 
 def _without_images(field: str, message: Any, images: list[ImageInput]) -> Any:
@@ -196,7 +196,7 @@ def check_number(images: Sequence[ImageInput], card: ModelCard) -> None:
     )
 
 
-def _checked(images: list[ImageInput]) -> list[ImageInput]:
+def _checked_images(images: list[ImageInput]) -> list[ImageInput]:
     if len(images) > MAX_IMAGES:
         raise ValidationError(f"images: a request has at most {MAX_IMAGES}, got {len(images)}; send fewer")
     num_bytes = sum(len(image.data) for image in dict.fromkeys(images))

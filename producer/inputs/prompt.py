@@ -28,7 +28,7 @@ from ...shared.params.prompts import EMBEDS_ITEM_BYTES, PromptEmbeds
 from ...shared.params.sampling import SamplingParams
 from ...shared.values.checks import UNENCODABLE, check_name, check_text, unencodable
 from ...shared.values.shown import shown
-from ..results.pooling import TextPair
+from ..results import TextPair
 from .images import check_number, is_prompt_with_data, split_prompt
 from .options import (
     RequestOptions,

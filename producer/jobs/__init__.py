@@ -15,8 +15,7 @@ except ImportError as error:
     raise ImportError(f"penstock.producer.jobs needs {error.name}: pip install 'penstock[jobs]'") from error
 
 from .context import JobContext
-from .job_set import JobSet
-from .serializer import deserialize, serialize
+from .job_set import JobSet, deserialize, serialize
 from .settings import JobSettings, WebhookSettings
 
 __all__ = ["JobContext", "JobSet", "JobSettings", "WebhookSettings", "deserialize", "serialize"]

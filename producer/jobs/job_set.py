@@ -1,4 +1,7 @@
-"""The function set: everything that an arq worker needs to run Penstock's jobs, its own worker or an app's."""
+"""The function set: everything that an arq worker needs to run Penstock's jobs, its own worker or an app's.
+
+Jobs and results are encoded as msgpack of plain data, errors as [code, message, retryable]. No pickle.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
+import msgspec
 from arq.connections import ArqRedis
 from arq.cron import CronJob, cron
 from arq.worker import Function, Worker, func
@@ -14,19 +18,55 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ...shared.errors import ConfigurationError
+from ...shared.errors import ConfigurationError, PenstockError, from_wire
 from ...shared.redis_access.url import parse_pool
 from ...shared.tracing.tracing import open_tracing
 from .context import CONTEXT_KEY, JobContext
 from .due_jobs import DUE_JOBS, arq_function, sweep
 from .generation import generate
-from .serializer import deserialize, serialize
 from .settings import JOB_TIMEOUT_S, JobSettings
 
 # A generation runs in slices of four minutes. Each slice counts as a try, and so does each crash.
 MAX_TRIES = 1000
 # A command is retried for about a minute while Redis is away.
 RETRIES, MAX_PAUSE_S = 65, 1.0
+_ERROR = 1
+
+
+def serialize(value: dict[str, Any]) -> bytes:
+    """Encode a job or result, as arq's ``job_serializer``: plain data, msgspec structs, and exceptions as results.
+
+    Raises:
+        TypeError: it contains anything else; arq then refuses the job, or stores the error as its result.
+    """
+    return _encoder.encode(value)
+
+
+def deserialize(data: bytes) -> dict[str, Any]:
+    """Decode a job or result, as arq's ``job_deserializer``.
+
+    Structs become dicts or lists, and errors those of ``penstock.shared.errors``.
+    """
+    return _decoder.decode(data)
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, BaseException):
+        code = value.code if isinstance(value, PenstockError) else type(value).__name__
+        message = "the job was aborted" if isinstance(value, asyncio.CancelledError) else str(value)
+        error = [code, message, isinstance(value, PenstockError) and value.retryable]
+        return msgspec.msgpack.Ext(_ERROR, msgspec.msgpack.encode(error))
+    raise TypeError(f"jobs take and return plain data (numbers, text, bytes, lists, dicts), got {type(value).__name__}")
+
+
+def _from_ext(code: int, data: memoryview) -> Any:
+    if code != _ERROR:
+        raise msgspec.DecodeError(f"unknown extension type {code} in a job")
+    return from_wire(*msgspec.msgpack.decode(data, type=tuple[str, str, bool]))
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_plain)
+_decoder = msgspec.msgpack.Decoder(ext_hook=_from_ext)
 
 
 class JobQueue(ArqRedis):

@@ -48,7 +48,7 @@ async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
         worker = jobs.worker(burst=burst)
         _stop_on_signals(worker, stop, settings.drain_timeout_s)
         try:
-            await _run(jobs, worker)
+            await _run_worker(jobs, worker)
             break
         except (*OUTAGES, ResponseError) as error:
             if isinstance(error, ResponseError) and not refuses_for_now(error):
@@ -74,7 +74,7 @@ def _stop_on_signals(worker: Worker, stop: asyncio.Event, drain_timeout_s: float
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
 
 
-async def _run(jobs: JobSet, worker: Worker) -> None:
+async def _run_worker(jobs: JobSet, worker: Worker) -> None:
     try:
         await worker.async_run()
     except asyncio.CancelledError:
@@ -84,10 +84,10 @@ async def _run(jobs: JobSet, worker: Worker) -> None:
     finally:
         # Each step runs even if an earlier one fails, which arq's close does not do by itself.
         async with AsyncExitStack() as closing:
-            closing.push_async_callback(_close, partial(worker.pool.aclose, close_connection_pool=True))
-            closing.push_async_callback(_close, partial(jobs.on_shutdown, worker.ctx))
-            closing.push_async_callback(_close, worker.close)
-            closing.push_async_callback(_close, partial(_end_tasks, worker))
+            closing.push_async_callback(_close_in_time, partial(worker.pool.aclose, close_connection_pool=True))
+            closing.push_async_callback(_close_in_time, partial(jobs.on_shutdown, worker.ctx))
+            closing.push_async_callback(_close_in_time, worker.close)
+            closing.push_async_callback(_close_in_time, partial(_end_tasks, worker))
 
 
 async def _end_tasks(worker: Worker) -> None:
@@ -97,7 +97,7 @@ async def _end_tasks(worker: Worker) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _close(step: Callable[[], Awaitable[object]]) -> None:
+async def _close_in_time(step: Callable[[], Awaitable[object]]) -> None:
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await step()

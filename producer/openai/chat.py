@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import FinishReason
-from ..results.outputs import CompletionOutput, RequestOutput
+from ..results import CompletionOutput, RequestOutput
 from .answers.chat_objects import (
     AssistantMessage,
     ChatChoice,

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import Usage as TokenCounts
 from ..inputs.prompt import Prompt
-from ..results.outputs import CompletionOutput, RequestOutput
+from ..results import CompletionOutput, RequestOutput
 from .answers.common import OpenAIFinishReason, Usage, UsageCounter, finish_reason_of, response_head, stop_reason_of
 from .answers.logprobs import CompletionLogprobs, completion_logprobs, num_chars
 from .errors import bad_field

@@ -16,9 +16,9 @@ import msgspec
 from ...shared.errors import PenstockError
 from .chat import ChatCompletionBody, prepare_chat
 from .completions import CompletionBody, prepare_completion
-from .embeddings import EmbeddingsBody, prepare_embeddings
 from .errors import OpenAIError, error_of
 from .parsers import Parsers
+from .pooling import EmbeddingsBody, prepare_embeddings
 from .prepared import PreparedBody
 from .responses.body import ResponseBody
 from .responses.prepared import prepare_row

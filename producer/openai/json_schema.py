@@ -33,7 +33,7 @@ def check_schema(schema: object, field: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise ValidationError(f"{field} must be a JSON schema, an object, got {shown(schema)}")
     check_nesting(field, schema)
-    _check(schema, field, schema)
+    _check_subschema(schema, field, schema)
     return schema
 
 
@@ -46,7 +46,7 @@ def embeddable(schema: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[
     return (schema, {}) if moved == schema else ({"$ref": f"#/$defs/{name}"}, {name: moved})
 
 
-def _check(schema: object, place: str, root: dict[str, Any]) -> None:
+def _check_subschema(schema: object, place: str, root: dict[str, Any]) -> None:
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
@@ -55,17 +55,17 @@ def _check(schema: object, place: str, root: dict[str, Any]) -> None:
     for key in _MAPS_OF_SCHEMAS:
         if key in schema:
             for name, child in _of_type(schema[key], dict, "an object", f"{place}.{key}").items():
-                _check(child, f"{place}.{key}.{name}", root)
+                _check_subschema(child, f"{place}.{key}.{name}", root)
     for key in _LISTS_OF_SCHEMAS:
         if key in schema:
             children = _of_type(schema[key], list, "a list of schemas", f"{place}.{key}")
             if not children:
                 raise ValidationError(f"{place}.{key} must have at least one schema")
             for position, child in enumerate(children):
-                _check(child, f"{place}.{key}[{position}]", root)
+                _check_subschema(child, f"{place}.{key}[{position}]", root)
     for key in _SCHEMAS:
         if key in schema:
-            _check(schema[key], f"{place}.{key}", root)
+            _check_subschema(schema[key], f"{place}.{key}", root)
 
 
 def _check_keywords(schema: dict[str, Any], place: str, root: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
     content = message.content
     if isinstance(content, list):
-        content = _contents([_part(f"{path}.content[{i}]", part) for i, part in enumerate(content)])
+        content = _contents([_content_part(f"{path}.content[{i}]", part) for i, part in enumerate(content)])
     if content is None and message.refusal:
         content = message.refusal
     if content is None and not (message.role == "assistant" and message.tool_calls):
@@ -89,15 +89,15 @@ def _contents(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def _part(path: str, part: ContentPart) -> dict[str, Any]:
+def _content_part(path: str, part: ContentPart) -> dict[str, Any]:
     if part.type != "image_url":
-        return {"type": "text", "text": _text(path, part)}
+        return {"type": "text", "text": _text_part(path, part)}
     if part.image_url is None:
         raise bad_field(f"{path}.image_url", f"{path}.image_url must be given, as {{'url': ...}}")
     return {"type": "image_url", "image_url": {"url": part.image_url.url}}
 
 
-def _text(path: str, part: ContentPart) -> str:
+def _text_part(path: str, part: ContentPart) -> str:
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
     if part.type not in TEXT_TYPES:

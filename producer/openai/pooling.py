@@ -1,7 +1,4 @@
-"""Common parts of the bodies of pooling models, and the bodies of /classify, /pooling, /score and /rerank.
-
-Names and forms are vLLM's, which follow Jina's and Cohere's.
-"""
+"""Bodies for pooling models (/v1/embeddings, /classify, /pooling, /score, /rerank), their requests and responses."""
 
 from __future__ import annotations
 
@@ -11,11 +8,13 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
+from ...shared.errors import ClientClosedError
 from ...shared.messages.outcome import Usage as TokenCounts
 from ...shared.params.pooling import Pooled, PoolingParams
 from ..inputs.options import RequestOptions
 from ..inputs.prompt import Prompt
-from ..results.pooling import DataPrompt
+from ..results import DataPrompt, PoolingOutput, PoolingRequestOutput, RequestOutput
+from .answers.common import created_at, finish_reason_of
 from .errors import bad_field
 from .generation_body import plain_options
 from .prepared import PreparedBody
@@ -23,6 +22,7 @@ from .prepared import PreparedBody
 T = TypeVar("T")
 MAX_INPUTS = 2048
 Input = str | list[str | int | list[int]]
+ID_PREFIX = "embd"
 
 
 class PoolingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -325,3 +325,66 @@ class ProcessedResponse(msgspec.Struct, kw_only=True):
     data: Any
     model: str
     usage: PoolingUsage
+
+
+class EmbeddingsBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
+    """The request: a text, token ids, or a list of either."""
+
+    input: Input
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+
+class Embedding(msgspec.Struct):
+    """A vector: numbers, or their little-endian ``float32`` bytes in base64."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class Embeddings(Listed[Embedding], kw_only=True):
+    """The response."""
+
+
+class PreparedEmbeddings(PreparedPooling, kw_only=True, frozen=True):
+    """A checked body. ``is_base64``: vectors are returned in base64."""
+
+    is_base64: bool
+
+    def answer(self, *outputs: RequestOutput | PoolingRequestOutput, response_id: str | None = None) -> Embeddings:
+        """Return the body of the response; see ``PreparedBody.answer``."""
+        response_id = outputs[0].request_id if response_id is None else response_id
+        vectors = [encode_vector(_pooled_of(output).pooled, is_base64=self.is_base64) for output in outputs]
+        return Embeddings(
+            id=response_id,
+            created=created_at(response_id),
+            model=self.model or outputs[0].model,
+            data=[Embedding(index, vector) for index, vector in enumerate(vectors)],
+            usage=PoolingUsage.sum_of(outputs),
+        )
+
+
+def prepare_embeddings(body: EmbeddingsBody) -> PreparedEmbeddings:
+    """Translate the body to requests.
+
+    Raises:
+        OpenAIError: 400, a field is invalid; it is named.
+        ValidationError: a value is out of range; the message names the field.
+    """
+    prepared = body.prepared(ID_PREFIX, body.input, body.pooling_params("embed", dimensions=body.dimensions))
+    fields = {name: getattr(prepared, name) for name in prepared.__struct_fields__}
+    return PreparedEmbeddings(**fields, is_base64=body.encoding_format == "base64")
+
+
+def _pooled_of(output: RequestOutput | PoolingRequestOutput) -> PoolingOutput:
+    """Return the result of one prompt.
+
+    Raises:
+        OpenAIError: it has no result, because it was cancelled or expired.
+    """
+    if output.pooled is None and isinstance(output, RequestOutput):
+        finish_reason_of(output.outputs[0].finish_reason, has_output=False)
+    if output.pooled is None:
+        raise ClientClosedError(f"request {output.request_id} ended without a result")
+    return output.pooled

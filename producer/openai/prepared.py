@@ -15,7 +15,7 @@ from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
 from ..inputs.options import RequestOptions
 from ..inputs.prompt import Prompt
-from ..results.outputs import RequestOutput
+from ..results import RequestOutput
 from .errors import bad_field
 
 # Bodies have no such field: over HTTP an adapter is named as a model.

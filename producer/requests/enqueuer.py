@@ -1,13 +1,18 @@
-"""Enqueues requests of many tasks in one call. While a call runs, the next requests are collected."""
+"""Enqueues requests of many tasks in one call. While a call runs, the next requests are collected.
+
+Each call is a span: a child of the spans of gateways and apps, and the parent of engines' spans.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from ...shared.broker import Entry
 from ...shared.errors import PenstockError
 from ...shared.partitions import PartitionedBroker
+from .queue_entry import Outgoing
 
 # A call blocks the server for about 10 microseconds per request, plus the time for its bytes.
 MAX_ENTRIES = 128
@@ -96,3 +101,17 @@ def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         batch.append(entry)
     if batch:
         yield batch
+
+
+class EnqueueSpans:
+    """No spans, for a client without tracing. Requests keep the ``trace_headers`` of their caller."""
+
+    async def open(self) -> None:
+        """Begin exporting, when the client connects."""
+
+    async def close(self) -> None:
+        """Export the remaining spans, for a short time at most. A second call does nothing."""
+
+    def around(self, outgoing: Sequence[Outgoing]) -> AbstractContextManager[None]:
+        """Return a context for the call that enqueues these requests. It sets the headers for engines' spans."""
+        return nullcontext()

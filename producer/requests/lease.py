@@ -137,14 +137,14 @@ def lingering(broker: Broker, request_id: str, linger_s: float) -> Iterator[None
     if not linger_s:
         yield
         return
-    renewing = asyncio.create_task(_renew(broker, request_id, linger_s))
+    renewing = asyncio.create_task(_renew_forever(broker, request_id, linger_s))
     try:
         yield
     finally:
         renewing.cancel()
 
 
-async def _renew(broker: Broker, request_id: str, linger_s: float) -> None:
+async def _renew_forever(broker: Broker, request_id: str, linger_s: float) -> None:
     lease_ms = max(1, int(linger_s * LEASE_PER_LINGER * 1000))
     while True:
         try:

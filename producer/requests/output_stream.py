@@ -11,7 +11,7 @@ from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import Usage
 from ...shared.params.kinds import RequestOutputKind
 from ...shared.values.shown import shown
-from ..results.outputs import RequestOutput, completion, final_output, prompt_logprobs_of, usage_of
+from ..results import RequestOutput, completion, final_output, prompt_logprobs_of, usage_of
 
 
 async def outputs_of(

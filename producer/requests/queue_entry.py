@@ -37,7 +37,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     Args:
         max_model_len: of the model; 0 while no worker has published it.
         target: receives the event of the end, after all ``num_answers`` requests of the request ``answer_of`` ended.
-        content: digests by which a request with a caller's id is compared (``content.py``).
+        content: digests by which a request with a caller's id is compared (``digests.py``).
     """
 
     request: EngineCoreRequest

@@ -15,9 +15,9 @@ from ...shared.values.shown import shown
 from ..inputs.lora import AdapterResolver
 from ..inputs.options import RequestOptions
 from ..inputs.prompt import Prompt, build_pooling_request, build_request
-from ..results.pooling import TextPair
+from ..results import TextPair
 from ..webhooks.targets import webhook_target
-from .content import content_of
+from .digests import content_of
 from .fan_out import children
 from .model_cards import ModelCards
 from .queue_entry import Outgoing

@@ -22,14 +22,13 @@ from ...shared.partitions import Layouts, PartitionedBroker
 from ...shared.process.log import get_logger
 from ..inputs.options import read_ttl_of
 from ..webhooks.targets import WebhookTargets
-from .enqueuer import Enqueuer
+from .enqueuer import Enqueuer, EnqueueSpans
 from .health import Health
 from .lease import ClientLease, ClientLifecycle, InteractiveRequest, ended_when_due, lingering
 from .log_checks import LogChecks, SilenceWatch
 from .queue_entry import Outgoing
 from .read_results import ReadResults
 from .reader import DeltaReader, without_error
-from .spans.enqueue_spans import EnqueueSpans
 
 log = get_logger(__name__)
 

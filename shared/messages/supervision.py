@@ -33,8 +33,6 @@ class ScaleCommand(msgspec.Struct, array_like=True, tag="scale"):
 
 
 EngineCommand = CancelCommand | ControlCommand
-
-
 WorkerCommand = DrainCommand | StopCommand | ScaleCommand
 
 

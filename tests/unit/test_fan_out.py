@@ -11,7 +11,7 @@ import pytest
 
 from penstock.producer.inputs.prompt import build_request
 from penstock.producer.requests.fan_out import child_ids, children, merge
-from penstock.producer.results.outputs import final_output
+from penstock.producer.results import final_output
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.errors import PoisonRequestError, UnsupportedParameterError, ValidationError
 from penstock.shared.messages.deltas import Delta

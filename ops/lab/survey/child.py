@@ -24,8 +24,6 @@ from .outcome import Outcome
 from .small_config import small_config
 
 _RESULT_FILE = "outcome.json"
-
-
 Attempt = Callable[[str, Path], Outcome]
 T = TypeVar("T")
 _Caller = Callable[[type[Any], Callable[[], Any]], Any]

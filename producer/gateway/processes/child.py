@@ -96,7 +96,7 @@ class ParentLink:
             await asyncio.sleep(REPORT_INTERVAL_S)
 
 
-async def _run(listener: socket.socket, link: socket.socket) -> int:
+async def _run_child(listener: socket.socket, link: socket.socket) -> int:
     reader, writer = await asyncio.open_connection(sock=link, limit=MAX_LINE_BYTES)
     begin = await read_from_parent(reader)
     if not isinstance(begin, Begin):
@@ -130,7 +130,7 @@ def main() -> int:
     listener, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     # The choice of event loop depends only on the packages installed.
     with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
-        return runner.run(_run(listener, link))
+        return runner.run(_run_child(listener, link))
 
 
 if __name__ == "__main__":

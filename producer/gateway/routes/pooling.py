@@ -16,7 +16,6 @@ from ....shared.messages.outcome import FinishReason
 from ....shared.params.pooling import PoolingParams
 from ...inputs.options import RequestOptions
 from ...openai.answers.common import created_at, new_id
-from ...openai.embeddings import Embeddings, EmbeddingsBody, PreparedEmbeddings
 from ...openai.endpoints import EMBEDDINGS
 from ...openai.errors import cancelled, expired
 from ...openai.pooling import (
@@ -24,11 +23,14 @@ from ...openai.pooling import (
     Classifications,
     ClassifyBody,
     Document,
+    Embeddings,
+    EmbeddingsBody,
     PoolBody,
     PoolingBody,
     PoolingData,
     PoolingResponse,
     PoolingUsage,
+    PreparedEmbeddings,
     PreparedPooling,
     ProcessedResponse,
     Ranked,
@@ -40,7 +42,7 @@ from ...openai.pooling import (
     Scores,
     to_base64,
 )
-from ...results.pooling import DataPrompt, PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
+from ...results import DataPrompt, PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .. import generations
 from ..http import add_ids, gateway_of, json_response, read_body, while_connected
 from ..operations import Operation

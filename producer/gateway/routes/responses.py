@@ -51,7 +51,7 @@ async def create(request: Request) -> HTTPResponse | EventStream:
 async def retrieve(request: Request) -> HTTPResponse | EventStream:
     """Answer GET /v1/responses/{response_id}; with stream=true as events."""
     responses, tenant = gateway_of(request).responses, _identity(request).tenant
-    after = _number(request, "starting_after", request.headers.get("last-event-id"))
+    after = _number_parameter(request, "starting_after", request.headers.get("last-event-id"))
     if _is_true(request, "stream"):
         if after is not None:
             gateway_of(request).metrics.resumed.inc()
@@ -78,7 +78,7 @@ async def input_items(request: Request) -> HTTPResponse:
     """Answer GET /v1/responses/{response_id}/input_items."""
     query = request.query_params
     page: dict[str, Any] = {name: query[name] for name in ("after", "order") if name in query}
-    if (limit := _number(request, "limit")) is not None:
+    if (limit := _number_parameter(request, "limit")) is not None:
         page["limit"] = limit
     tenant = _identity(request).tenant
     return json_response(await gateway_of(request).responses.input_items(tenant, _response_id(request), **page))
@@ -124,7 +124,7 @@ def _response_id(request: Request) -> str:
     return response_id
 
 
-def _number(request: Request, name: str, default: str | None = None) -> int | None:
+def _number_parameter(request: Request, name: str, default: str | None = None) -> int | None:
     text = request.query_params.get(name, default)
     if text is None:
         return None

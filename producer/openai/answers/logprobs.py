@@ -60,10 +60,10 @@ def completion_logprobs(
     """
     logprobs = CompletionLogprobs([], [], [], [])
     if first is not None:
-        _append(logprobs, _text(*first), None, None, offset)
+        _append(logprobs, _token_text(*first), None, None, offset)
         offset += len(logprobs.tokens[0])
     for token in tokens:
-        text = _text(token.token_id, _own_bytes(token))
+        text = _token_text(token.token_id, _own_bytes(token))
         # As in OpenAI's API, the token itself is listed even if it is not among the most probable ones.
         top = dict.fromkeys([text], _finite(token.logprob))
         top = {t.token: t.logprob for t in _top(token, len(token.top))} | top
@@ -89,7 +89,7 @@ def _append(
 def _chat_token(token: TokenLogprobs, num_top: int) -> TokenLogprob:
     data = _own_bytes(token)
     return TokenLogprob(
-        _text(token.token_id, data),
+        _token_text(token.token_id, data),
         _finite(token.logprob),
         None if data is None else list(data),
         _top(token, num_top),
@@ -100,7 +100,7 @@ def _top(token: TokenLogprobs, num_top: int) -> list[TopLogprob]:
     top = []
     for position, (token_id, logprob) in enumerate(token.top[:num_top], start=1):
         data = token.texts[position] if position < len(token.texts) else None
-        top.append(TopLogprob(_text(token_id, data), _finite(logprob), None if data is None else list(data)))
+        top.append(TopLogprob(_token_text(token_id, data), _finite(logprob), None if data is None else list(data)))
     return top
 
 
@@ -108,7 +108,7 @@ def _own_bytes(token: TokenLogprobs) -> bytes | None:
     return token.texts[0] if token.texts else None
 
 
-def _text(token_id: int, data: bytes | None) -> str:
+def _token_text(token_id: int, data: bytes | None) -> str:
     """Return the token's text, or vLLM's form of a bare id if the worker did not send it (``detokenize=False``)."""
     return f"token_id:{token_id}" if data is None else data.decode(errors="replace")
 

@@ -14,8 +14,7 @@ from ....shared.values.shown import shown
 from ..chat import ChatCompletionBody
 from ..errors import OpenAIError, bad_field
 from ..generation_body import GenerationBody
-from .conversation import chat_messages
-from .items import Item
+from .items import Item, chat_messages
 
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_CHARS = 64

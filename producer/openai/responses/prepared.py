@@ -10,7 +10,7 @@ import msgspec
 from ....shared.errors import PenstockError
 from ....shared.messages.deltas import Delta
 from ...inputs.options import RequestOptions
-from ...results.outputs import RequestOutput
+from ...results import RequestOutput
 from ..answers.common import created_at, finish_reason_of
 from ..chat import PreparedChat, prepare_chat
 from ..errors import OpenAIError, bad_field, error_of

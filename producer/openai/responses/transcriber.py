@@ -24,8 +24,7 @@ from .objects import (
     ResponseUsage,
     Status,
 )
-from .open_items import CallArguments, CallStart, Content, Piece, ReasoningPiece
-from .writer import Ending, ResponseWriter
+from .writer import CallArguments, CallStart, Content, Ending, Piece, ReasoningPiece, ResponseWriter
 
 
 class ParsingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,13 +182,13 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
         if kind is CallStart:
             joined += neighbours
         else:
-            joined.append(kind("".join(map(_text, neighbours))))
+            joined.append(kind("".join(map(_delta_text, neighbours))))
     return joined
 
 
 def _num_chars(piece: Piece) -> int:
-    return len(_text(piece))
+    return len(_delta_text(piece))
 
 
-def _text(piece: Piece) -> str:
+def _delta_text(piece: Piece) -> str:
     return piece.name if isinstance(piece, CallStart) else piece.text

@@ -1,23 +1,29 @@
-"""Convert the pieces of a generation to the response and its events.
+"""Converts the pieces of a generation to the response and its events.
 
-Invariant: an event's ``sequence_number`` depends only on the text generated up to its end. Every event but a delta
-takes the next number. A delta takes one number per character, and carries the last. So the numbers do not depend on how
-the generation was split (by records of the log, merging for a slow reader, or a retry after a failure). A reader that
-has everything up to number N gets exactly the characters after it. Numbers increase, but are not consecutive.
+Each output item in progress creates the events that open, extend and close it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from .items import Item, ItemStatus
+from .items import FunctionCall, Item, ItemStatus, Message, OutputText, Reasoning, ReasoningText, item_id
 from .objects import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    ContentPartAdded,
+    ContentPartDone,
     Event,
     IncompleteDetails,
+    OutputItemAdded,
+    OutputItemDone,
     OutputTextDelta,
+    OutputTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
     Response,
     ResponseCompleted,
     ResponseCreated,
@@ -29,7 +35,15 @@ from .objects import (
     ResponseUsage,
     Status,
 )
-from .open_items import CallStart, Delta, OpenItem, Piece, open_item
+
+# OpenAI has no event for a cancelled response; the status shows it.
+_END_EVENTS: dict[Status, type[ResponseCompleted] | type[ResponseIncomplete] | type[ResponseFailed]] = {
+    "completed": ResponseCompleted,
+    "incomplete": ResponseIncomplete,
+    "failed": ResponseFailed,
+    "cancelled": ResponseIncomplete,
+}
+Delta = OutputTextDelta | ReasoningTextDelta | ArgumentsDelta
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,15 +54,6 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     incomplete_details: IncompleteDetails | None = None
     usage: ResponseUsage | None = None
     completed_at: int | None = None
-
-
-# OpenAI has no event for a cancelled response; the status shows it.
-_END_EVENTS: dict[Status, type[ResponseCompleted] | type[ResponseIncomplete] | type[ResponseFailed]] = {
-    "completed": ResponseCompleted,
-    "incomplete": ResponseIncomplete,
-    "failed": ResponseFailed,
-    "cancelled": ResponseIncomplete,
-}
 
 
 class ResponseWriter:
@@ -141,3 +146,170 @@ def _skip_chars(logprobs: list[Any], num_chars: int) -> list[Any]:
         if num_chars < 0:
             return logprobs[i:]
     return []
+
+
+class ReasoningPiece(msgspec.Struct, frozen=True):
+    """More of the model's reasoning."""
+
+    text: str
+
+
+class Content(msgspec.Struct, frozen=True):
+    """More of the answer's text. ``logprobs`` are those of its tokens, if requested."""
+
+    text: str
+    logprobs: list[Any] = []
+
+
+class CallStart(msgspec.Struct, frozen=True):
+    """Start of a call of the function ``name``; its arguments follow. ``call_id`` has the form that the model's
+    template accepts."""
+
+    name: str
+    call_id: str
+
+
+class CallArguments(msgspec.Struct, frozen=True):
+    """More of the arguments of the last call."""
+
+    text: str
+
+
+Piece = ReasoningPiece | Content | CallStart | CallArguments
+
+
+class OpenItem(Protocol):
+    """An item that is being written; ``place`` is its output_index."""
+
+    def continues_with(self, piece: Piece) -> bool:
+        """Return whether a piece belongs to the item."""
+        ...
+
+    def opening(self) -> list[Event]: ...
+
+    def extend(self, piece: Any) -> Delta:
+        """Add a piece that belongs to the item."""
+        ...
+
+    def closing(self, status: ItemStatus) -> list[Event]: ...
+
+    def item(self, status: ItemStatus) -> Item:
+        """Return the item in its current state."""
+        ...
+
+
+class OpenMessage:
+    """A message in progress."""
+
+    def __init__(self, response_id: str, place: int) -> None:
+        self._id = item_id(Message, response_id, place)
+        self._place = place
+        self._text = ""
+        self._logprobs: list[Any] = []
+
+    def continues_with(self, piece: Piece) -> bool:
+        return isinstance(piece, Content)
+
+    def opening(self) -> list[Event]:
+        message = Message(id=self._id, role="assistant", status="in_progress", content=[])
+        return [
+            OutputItemAdded(output_index=self._place, item=message),
+            ContentPartAdded(item_id=self._id, output_index=self._place, part=OutputText("")),
+        ]
+
+    def extend(self, piece: Content) -> Delta:
+        self._text += piece.text
+        self._logprobs += piece.logprobs
+        return OutputTextDelta(
+            item_id=self._id, output_index=self._place, delta=piece.text, logprobs=list(piece.logprobs)
+        )
+
+    def closing(self, status: ItemStatus) -> list[Event]:
+        text_done = OutputTextDone(item_id=self._id, output_index=self._place, text=self._text, logprobs=self._logprobs)
+        return [
+            text_done,
+            ContentPartDone(item_id=self._id, output_index=self._place, part=self._part()),
+            OutputItemDone(output_index=self._place, item=self.item(status)),
+        ]
+
+    def item(self, status: ItemStatus) -> Item:
+        return Message(id=self._id, role="assistant", status=status, content=[self._part()])
+
+    def _part(self) -> OutputText:
+        return OutputText(self._text, logprobs=list(self._logprobs))
+
+
+class OpenReasoning:
+    """Reasoning in progress."""
+
+    def __init__(self, response_id: str, place: int) -> None:
+        self._id = item_id(Reasoning, response_id, place)
+        self._place = place
+        self._text = ""
+
+    def continues_with(self, piece: Piece) -> bool:
+        return isinstance(piece, ReasoningPiece)
+
+    def opening(self) -> list[Event]:
+        return [
+            OutputItemAdded(output_index=self._place, item=Reasoning(id=self._id, content=[], status="in_progress")),
+            ContentPartAdded(item_id=self._id, output_index=self._place, part=ReasoningText("")),
+        ]
+
+    def extend(self, piece: ReasoningPiece) -> Delta:
+        self._text += piece.text
+        return ReasoningTextDelta(item_id=self._id, output_index=self._place, delta=piece.text)
+
+    def closing(self, status: ItemStatus) -> list[Event]:
+        return [
+            ReasoningTextDone(item_id=self._id, output_index=self._place, text=self._text),
+            ContentPartDone(item_id=self._id, output_index=self._place, part=ReasoningText(self._text)),
+            OutputItemDone(output_index=self._place, item=self.item(status)),
+        ]
+
+    def item(self, status: ItemStatus) -> Item:
+        return Reasoning(id=self._id, content=[ReasoningText(self._text)], status=status)
+
+
+class OpenCall:
+    """A function call in progress."""
+
+    def __init__(self, response_id: str, place: int, start: CallStart) -> None:
+        self._id = item_id(FunctionCall, response_id, place)
+        self._place = place
+        self._call_id, self._name = start.call_id, start.name
+        self._arguments = ""
+
+    def continues_with(self, piece: Piece) -> bool:
+        return isinstance(piece, CallArguments)
+
+    def opening(self) -> list[Event]:
+        return [OutputItemAdded(output_index=self._place, item=self.item("in_progress"))]
+
+    def extend(self, piece: CallArguments) -> Delta:
+        self._arguments += piece.text
+        return ArgumentsDelta(item_id=self._id, output_index=self._place, delta=piece.text)
+
+    def closing(self, status: ItemStatus) -> list[Event]:
+        return [
+            ArgumentsDone(item_id=self._id, output_index=self._place, name=self._name, arguments=self._arguments),
+            OutputItemDone(output_index=self._place, item=self.item(status)),
+        ]
+
+    def item(self, status: ItemStatus) -> Item:
+        return FunctionCall(
+            id=self._id, call_id=self._call_id, name=self._name, arguments=self._arguments, status=status
+        )
+
+
+def open_item(piece: Piece, response_id: str, place: int) -> OpenItem:
+    """Return the item that starts with ``piece``."""
+    match piece:
+        case ReasoningPiece():
+            return OpenReasoning(response_id, place)
+        case Content():
+            return OpenMessage(response_id, place)
+        case CallStart():
+            return OpenCall(response_id, place, piece)
+        case CallArguments():
+            raise ValueError("arguments of a call that was not started")

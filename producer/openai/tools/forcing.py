@@ -56,7 +56,7 @@ def answer_or_hermes_calls(
             {
                 "type": "tag",
                 "begin": _hermes_begin(function),
-                "content": _json(function.parameters),
+                "content": _json_grammar(function.parameters),
                 "end": _HERMES_END,
             }
             for function in functions
@@ -65,11 +65,11 @@ def answer_or_hermes_calls(
         "at_least_one": True,
         "stop_after_first": not is_parallel,
     }
-    either = {"type": "or", "elements": [_json(schema), calls]}
+    either = {"type": "or", "elements": [_json_grammar(schema), calls]}
     return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": either}))
 
 
-def _json(schema: Any) -> dict[str, Any]:
+def _json_grammar(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
 
 

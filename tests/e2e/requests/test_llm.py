@@ -8,7 +8,7 @@ import pytest
 
 from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, SamplingParams
-from penstock.producer.blocking.progress import ProgressBar
+from penstock.producer.blocking.llm import ProgressBar
 from penstock.shared.errors import PromptTooLongError, UnknownModelError, ValidationError
 
 from ...gate import Gate

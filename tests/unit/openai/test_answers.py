@@ -10,7 +10,7 @@ import pytest
 
 from penstock.producer.openai.answers.common import created_at, new_id
 from penstock.producer.openai.errors import OpenAIError
-from penstock.producer.results.outputs import RequestOutput, final_output
+from penstock.producer.results import RequestOutput, final_output
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, TokenLogprobs, Usage
 

@@ -15,7 +15,7 @@ from penstock.producer.openai.endpoints import CHAT_COMPLETIONS
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.openai.parsers import ParserChoice, Parsers
 from penstock.producer.openai.prepared import Prepared
-from penstock.producer.results.outputs import CompletionOutput, RequestOutput
+from penstock.producer.results import CompletionOutput, RequestOutput
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages.deltas import Delta

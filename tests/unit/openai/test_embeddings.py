@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.openai.embeddings import PreparedEmbeddings
 from penstock.producer.openai.endpoints import prepare
 from penstock.producer.openai.errors import OpenAIError, error_of
-from penstock.producer.openai.pooling import ScoreBody
-from penstock.producer.results.outputs import CompletionOutput, RequestOutput
-from penstock.producer.results.pooling import PoolingOutput
+from penstock.producer.openai.pooling import PreparedEmbeddings, ScoreBody
+from penstock.producer.results import CompletionOutput, PoolingOutput, RequestOutput
 from penstock.shared.errors import ValidationError
 from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.params.pooling import Pooled

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.producer.search.beams import BeamSearchParams, search_beams
+from penstock.producer.beam_search import BeamSearchParams, search_beams
 from penstock.shared.errors import ValidationError
 from penstock.shared.messages.outcome import TokenLogprobs
 

@@ -7,8 +7,7 @@ import threading
 from typing import Any
 
 from penstock.producer.background.concurrency import LongWork, in_long_thread
-from penstock.producer.io_processors.interface import IOProcessor
-from penstock.producer.io_processors.registry import NamedProcessor
+from penstock.producer.io_processors import IOProcessor, NamedProcessor
 
 # More than there are threads of any kind.
 MANY = 80

@@ -20,7 +20,7 @@ from penstock.producer.openai.responses.prepared import (
     prepare_response,
 )
 from penstock.producer.openai.responses.response_store import StoredResponse
-from penstock.producer.results.outputs import CompletionOutput, RequestOutput
+from penstock.producer.results import CompletionOutput, RequestOutput
 from penstock.shared.messages.outcome import FinishReason, Usage
 
 from ..openai.generating import prepare as prepare_at

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 
 from opentelemetry.sdk.trace import TracerProvider
 
-from ....shared.tracing.provider import close_provider, open_provider
-from ..queue_entry import Outgoing
-from .enqueue_spans import EnqueueSpans
+from ...shared.tracing.provider import close_provider, open_provider
+from .enqueuer import EnqueueSpans
+from .queue_entry import Outgoing
 from .traced_enqueues import TracedEnqueues
 
 

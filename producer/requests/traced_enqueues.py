@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer, TracerProvider
 
-from ....shared.errors import PenstockError
-from ....shared.tracing import attributes
-from ....shared.tracing.spans import TRACE_PARENT, context_of, headers_of, tracer_of
-from ..queue_entry import Outgoing
-from .enqueue_spans import EnqueueSpans
+from ...shared.errors import PenstockError
+from ...shared.tracing import attributes
+from ...shared.tracing.spans import TRACE_PARENT, context_of, headers_of, tracer_of
+from .enqueuer import EnqueueSpans
+from .queue_entry import Outgoing
 
 
 class TracedEnqueues(EnqueueSpans):

@@ -1,29 +1,72 @@
-"""The I/O processors of a client, by name. Their exceptions become errors of the request."""
+"""I/O processors: convert other kinds of data to prompts for a pooling model, and its results to answers.
+
+An operator names them, and requests select them by name. Their exceptions become errors of the request.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from ...shared.errors import ConfigurationError, PenstockError, RequestFailedError, UnsupportedParameterError
-from ...shared.errors import ValidationError as WrongData
-from ...shared.params.pooling import PoolingParams
-from ...shared.process.boundary import ends_task, message_of
-from ...shared.process.log import get_logger
-from ...shared.process.plugins import IO_PROCESSORS, load_object
-from ...shared.values.shown import shown
-from ..background.concurrency import LongWork, in_long_thread
-from ..inputs.prompt import as_prompts
-from ..results.pooling import PoolingRequestOutput
-from .interface import IOProcessor
+from ..shared.errors import ConfigurationError, PenstockError, RequestFailedError, UnsupportedParameterError
+from ..shared.errors import ValidationError as WrongData
+from ..shared.params.pooling import PoolingParams
+from ..shared.process.boundary import ends_task, message_of
+from ..shared.process.log import get_logger
+from ..shared.process.plugins import IO_PROCESSORS, load_object
+from ..shared.values.shown import shown
+from .background.concurrency import LongWork, in_long_thread
+from .inputs.prompt import as_prompts
+from .results import PoolingRequestOutput
 
 PROCESSOR_FAILED = "io_processor_failed"
-
 log = get_logger(__name__)
+
+
+class IOProcessor(ABC):
+    """Converts a request's data to prompts, and their pooled outputs to the answer.
+
+    Each process that names it creates one instance, without arguments, for all requests. Every method but
+    ``output_to_response`` and ``merge_pooling_params`` may be ``async def``. Other methods run in threads, possibly
+    concurrently, so they must guard state that they change.
+
+    Attributes:
+        name: the name by which requests select it.
+
+    Raises: any exception, which ends only its request. A ``ValueError`` of ``parse_request`` or ``pre_process`` means
+    invalid data, and its message is returned to the caller. Any other exception is a failure of the processor.
+    """
+
+    name: ClassVar[str]
+
+    def parse_request(self, data: Any) -> Any:
+        """Return the argument of ``pre_process`` for ``data``: plain data over HTTP, any object from Python."""
+        return data
+
+    def merge_pooling_params(self, params: PoolingParams | None = None) -> PoolingParams | None:
+        """Return the parameters of all prompts, given those of the request."""
+        return params
+
+    @abstractmethod
+    def pre_process(self, prompt: Any, request_id: str | None = None) -> Any:
+        """Return one prompt, or a sequence of prompts, as ``Client.encode`` accepts them.
+
+        A repeated call with the same ``request_id`` attaches to the requests of the first call by number, so the same
+        data should give the same prompts.
+        """
+
+    @abstractmethod
+    def post_process(self, model_output: Sequence[PoolingRequestOutput], request_id: str | None = None) -> Any:
+        """Return the answer, given the output of each prompt in order."""
+
+    def output_to_response(self, output: Any) -> Any:
+        """Return an answer in its form for HTTP: plain data, or a struct or dataclass of it."""
+        return output
 
 
 class NamedProcessor:
@@ -120,8 +163,8 @@ class IOProcessors:
             )
         self._named: dict[str, NamedProcessor] = {}
         for item in processors:
-            processor = _load(item) if isinstance(item, str) else item
-            _check(processor, item)
+            processor = _load_processor(item) if isinstance(item, str) else item
+            _check_processor(processor, item)
             if processor.name in self._named:
                 raise ConfigurationError(f"two I/O processors are called {shown(processor.name)}; name one of them")
             self._named[processor.name] = NamedProcessor(processor)
@@ -148,7 +191,7 @@ class IOProcessors:
         return self._named[name]
 
 
-def _load(path: str) -> Any:
+def _load_processor(path: str) -> Any:
     processor_class = load_object(IO_PROCESSORS, path)
     if not callable(processor_class):
         raise ConfigurationError(
@@ -160,7 +203,7 @@ def _load(path: str) -> Any:
         raise ConfigurationError(f"--io-processor {path} cannot be created: {type(error).__name__}: {error}") from error
 
 
-def _check(processor: Any, item: object) -> None:
+def _check_processor(processor: Any, item: object) -> None:
     if not isinstance(processor, IOProcessor):
         raise ConfigurationError(
             f"--io-processor {shown(item)} is not an IOProcessor of penstock.producer.io_processors"

@@ -1,1 +1,0 @@
-"""Spans of enqueue calls."""

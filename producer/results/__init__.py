@@ -1,1 +1,0 @@
-"""The results of a request that a caller receives, in vLLM's forms."""
