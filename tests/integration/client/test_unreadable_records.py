@@ -42,7 +42,7 @@ async def test_a_model_card(
     log_records: list[logging.LogRecord],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unreadable_records, "_told", set())
+    monkeypatch.setattr(unreadable_records, "_reported", set())
     await commands.execute("HSET", keys.models(), "newer", junk)
     models = await client.models()
     assert await client.models() == models
