@@ -66,7 +66,7 @@ class Steps(Enum):
 
 
 class Bits(Enum):
-    """What the bits of a token's logits may depend on."""
+    """Influences on the bits of a token's logits."""
 
     ANY = "the batch"
     INVARIANT = "nothing, in a forward of any size"
