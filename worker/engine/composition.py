@@ -42,8 +42,9 @@ from .offload.offload import KVOffload, make_offload
 from .offload.request_loads import OffloadLoads
 from .offload.transfers import OffloadingPrefixCache
 from .own_ordering import load_ordering
-from .ranks.choose import make_ranks
 from .ranks.interface import Ranks
+from .ranks.one import OneRank
+from .ranks.several import SeveralRanks
 from .scheduling.admission import BlockLoads, NoLoads
 from .scheduling.blocks.block_pool import BlockPool
 from .scheduling.blocks.block_tables import BlockTables
@@ -81,6 +82,11 @@ class Engine:
         if self.offload is not None:
             self.offload.close()
         self.ranks.close()
+
+
+def make_ranks(config: EngineConfig, folder: Path) -> Ranks:
+    """Return the ranks that compute the model in ``folder``; starts the processes of several ranks."""
+    return OneRank(config, folder) if config.num_ranks == 1 else SeveralRanks(config, folder)
 
 
 def build_engine(

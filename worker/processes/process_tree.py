@@ -1,13 +1,15 @@
-"""Kill a process together with all processes that it has started."""
+"""Kill processes together with those that started them or that they have started."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from contextlib import suppress
 
 import psutil
 
+_PR_SET_PDEATHSIG = 1
 # Signals that a process causes itself. Any other signal was sent by another process.
 _FAULTS = frozenset(
     {
@@ -41,6 +43,13 @@ def kill_process_tree(pid: int) -> None:
     for descendant in descendants:
         with suppress(psutil.NoSuchProcess):
             descendant.kill()
+
+
+def die_with(parent_pid: int) -> None:
+    """Make the kernel kill this process when its parent ends; exit now if it already has."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(0)
 
 
 def group_lives(group: int) -> bool:

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from ....shared.errors import ConfigurationError
 from ....shared.process.log import configure_logging
-from ....worker.engine.ranks.parent import die_with
+from ....worker.processes.process_tree import die_with
 from . import trial
 from .outcome import Outcome
 from .small_config import small_config

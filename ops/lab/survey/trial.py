@@ -18,9 +18,8 @@ from ....shared.errors import ConfigurationError, PenstockError
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.sampling import SamplingParams
 from ....worker.config.engine_config import EngineConfig
-from ....worker.engine.composition import Engine, build_engine
+from ....worker.engine.composition import Engine, build_engine, make_ranks
 from ....worker.engine.core.engine_core import EngineCore
-from ....worker.engine.ranks.choose import make_ranks
 from ....worker.engine.ranks.one import OneRank
 from ....worker.engine.setup.host import load_native_kernels
 from ....worker.models.loaded import LoadedModel

@@ -41,13 +41,11 @@ def test_an_exit_is_its_own_and_named_after_the_exception() -> None:
 
 
 def test_a_rank_that_somebody_killed_is_no_request_s_fault() -> None:
-    killed = (
-        "Traceback …\npenstock.worker.engine.ranks.errors.RankKilledError: rank 1 (process 7) was killed by SIGKILL"
-    )
+    killed = "Traceback …\npenstock.worker.engine.ranks.team.RankKilledError: rank 1 (process 7) was killed by SIGKILL"
     words = "rank 1 (process 7) was killed by SIGKILL"
     assert cause_of_exit(1, trace=killed) == (f"the engine lost a rank: {words}", True)
     assert cause_of_exit(1, trace=killed, num_oom_kills=1) == (f"the engine ran out of memory: {words}", False)
-    failed = "…\npenstock.worker.engine.ranks.errors.RankLostError: rank 1 failed: RuntimeError: boom"
+    failed = "…\npenstock.worker.engine.ranks.team.RankLostError: rank 1 failed: RuntimeError: boom"
     assert cause_of_exit(1, trace=failed) == ("the engine lost a rank: rank 1 failed: RuntimeError: boom", False)
 
 

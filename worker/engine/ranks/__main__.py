@@ -14,9 +14,8 @@ from contextlib import suppress
 import structlog
 
 from ....shared.process.log import add_log_arguments, configure_logging
-from .channel import RankChannel
-from .messages import RankCommand
-from .parent import die_with
+from ...processes.process_tree import die_with
+from .messages import RankChannel, RankCommand
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -23,6 +23,7 @@ from ...models.attention.pages import PagedByGroups
 from ...models.lean.staged import StagedForward
 from ...models.loaded import LoadedModel
 from ...models.loading.loader import load_model, load_weights
+from ...models.parallel.groups import RankGroups
 from ...models.placing.device import return_free_memory
 from ...models.weights.live_state import empty_module
 from ...models.weights.movable import ModelWeights, WeightsExchange
@@ -31,7 +32,6 @@ from ..control.rpc_methods import load_rpc_methods
 from ..control.traces import ProcessTraceRecorder
 from ..rpc import RpcEngine
 from ..setup.host import load_native_kernels, set_num_threads
-from .channel import RankChannel
 from .memory import capture_again, measure_rank
 from .messages import (
     Allocate,
@@ -45,6 +45,7 @@ from .messages import (
     MethodDone,
     Profile,
     PutWeightsBack,
+    RankChannel,
     RankConfigure,
     RankFailed,
     RankLoaded,
@@ -57,7 +58,6 @@ from .messages import (
     WakeUpWhole,
     WritePart,
 )
-from .rendezvous import join
 from .step_codec import StepReceiver
 
 log = structlog.get_logger(__name__)
@@ -223,7 +223,7 @@ def _load(first: RankConfigure, rendezvous_fd: int) -> Follower:
     config, folder = EngineConfig.decode(first.config_json), Path(first.folder)
     torch.manual_seed(config.seed)
     load_native_kernels(config)
-    groups = join(rendezvous_fd, config.layout, first.rank, config.device, first.timeout_s)
+    groups = RankGroups.join(rendezvous_fd, config.layout, first.rank, config.device, first.timeout_s)
     model = load_model(config, folder, groups)
     set_num_threads(config, model)
 

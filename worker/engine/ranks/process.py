@@ -17,8 +17,7 @@ from functools import partial
 from ....shared.process.log import log_options
 from ...processes.forked_child import be_child
 from ...processes.process_tree import is_own_fault
-from .channel import RankChannel
-from .messages import RankAnswer
+from .messages import RankAnswer, RankChannel
 
 PROGRAM = "penstock.worker.engine.ranks"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,27 +15,29 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ....shared.control.engine import CollectiveRpc
-from ....shared.errors import EngineCallError, ModelLoadError
+from ....shared.errors import EngineCallError, EngineStateError, ModelLoadError
 from ....shared.messages.core import RankSetup
 from ....shared.values.shown import shown
 from ...config.engine_config import EngineConfig
 from ...models.attention.page_layout import PageLayout
 from ...models.loaded import LoadedModel
 from ...models.loading.loader import load_model
-from ...models.parallel.groups import RankGroups
+from ...models.parallel.groups import COLLECTIVE_TIMEOUT_S, RankGroups, make_rendezvous
 from ...models.weights.movable import Exchange, ModelWeights, WeightsExchange
+from ...models.weights.part_state import joined_state, part_path, write_part
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.kv_cache import KVCacheSize, shape_of
 from ..setup.checks import check_images
 from ..setup.host import set_num_threads
-from .errors import RankLostError, RankRefusedError
-from .exchange import SharedExchange
 from .memory import capture_again, measure_rank, size_for_all
 from .messages import (
     CallMethod,
+    ExchangeWeights,
+    KeepWeights,
     Measure,
     MethodDone,
+    PutWeightsBack,
     RankConfigure,
     RankFailed,
     RankMemory,
@@ -43,12 +46,13 @@ from .messages import (
     StartTrace,
     StopTrace,
     WakeUpWhole,
+    WritePart,
 )
 from .process import RankProcess
-from .rendezvous import COLLECTIVE_TIMEOUT_S, join, make_rendezvous
-from .saving import gathered_state
 from .sharded_forward import sharded_forward
-from .team import FILES_TIMEOUT_S, RankTeam, failure_of
+from .team import FILES_TIMEOUT_S, RankLostError, RankRefusedError, RankTeam, failure_of
+
+_PARTS_FOLDER = "parts-of-ranks"
 
 log = structlog.get_logger(__name__)
 
@@ -89,9 +93,9 @@ class SeveralRanks:
             for process in self._team.processes:
                 configure = RankConfigure(config.encode(), str(self._folder), process.rank, self._timeout_s)
                 process.channel.send(configure)
-            # The descriptor stays open from here to the end of the process, see ``join``.
+            # The descriptor stays open from here to the end of the process, see ``RankGroups.join``.
             rendezvous, self._rendezvous = self._rendezvous, -1
-            self._groups = join(rendezvous, config.layout, 0, config.device, self._timeout_s)
+            self._groups = RankGroups.join(rendezvous, config.layout, 0, config.device, self._timeout_s)
             self._local = load_model(config, self._folder, self._groups)
             answers = self._team.gather()
         except Exception as error:
@@ -120,7 +124,7 @@ class SeveralRanks:
         return SharedExchange(WeightsExchange(weights, load), self._team)
 
     def live_state(self, make_module: Callable[[], PreTrainedModel], folder: Path) -> dict[str, Tensor]:
-        return gathered_state(self.local, self._team, make_module, folder)
+        return _gathered_state(self.local, self._team, make_module, folder)
 
     def awake(self) -> None:
         self._team.compute(WakeUpWhole(), lambda: capture_again(self.local))
@@ -198,6 +202,57 @@ class _Weights:
         except Exception:
             self.release(2)
             raise
+
+
+class SharedExchange:
+    """The ``Exchange`` of all ranks. Each rank reads its own part.
+
+    Every method raises ``RankLostError`` once a rank is lost.
+    """
+
+    def __init__(self, local: WeightsExchange, team: RankTeam) -> None:
+        self._local = local
+        self._team = team
+
+    def exchange(self, folder: Path) -> None:
+        try:
+            self._team.together(ExchangeWeights(str(folder)), lambda: self._local.exchange(folder), FILES_TIMEOUT_S)
+        except RankLostError as error:
+            # If the rank has failed but still works, this restores its weights; if it is lost, this raises.
+            self.put_back()
+            raise ModelLoadError(str(error)) from error
+        except Exception:
+            self.put_back()
+            raise
+
+    def put_back(self) -> None:
+        self._team.together(PutWeightsBack(), self._local.put_back)
+
+    def keep(self) -> None:
+        self._team.together(KeepWeights(), self._local.keep)
+
+
+def _gathered_state(
+    local: LoadedModel, team: RankTeam, make_module: Callable[[], PreTrainedModel], folder: Path
+) -> dict[str, Tensor]:
+    """Return the weights as ``Ranks.live_state``: each rank writes its part into ``folder``, and rank 0 joins them.
+
+    Raises:
+        RankLostError: a rank is lost.
+    """
+    parts = folder / _PARTS_FOLDER
+    parts.mkdir()
+    try:
+        team.together(
+            WritePart(str(parts)), lambda: write_part(local, make_module, part_path(parts, 0)), FILES_TIMEOUT_S
+        )
+        paths = [part_path(parts, rank) for rank in range(1 + len(team.processes))]
+        return joined_state(local, make_module, paths)
+    except RankRefusedError as error:
+        raise EngineStateError(f"the weights cannot be gathered in {folder}: {error}") from error
+    finally:
+        # Mapped tensors stay valid after their files are removed.
+        shutil.rmtree(parts)
 
 
 class _Recorder:

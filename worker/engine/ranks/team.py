@@ -15,9 +15,7 @@ import structlog
 from ....shared.errors import ConfigurationError, EngineDeadError, ModelLoadError, PenstockError
 from ...core import exit_report
 from ...processes.process_tree import is_stopped
-from .channel import encode
-from .errors import RankKilledError, RankLostError, RankRefusedError
-from .messages import RankAnswer, RankCommand, RankFailed, StopRank
+from .messages import RankAnswer, RankCommand, RankFailed, StopRank, encode
 from .process import RankProcess
 
 # How long to search for the lost rank after a loss is noticed, and how long the core's main thread has to notice it
@@ -39,6 +37,18 @@ _REFUSALS: dict[str, type[PenstockError]] = {error.code: error for error in (Con
 _T = TypeVar("_T")
 
 log = structlog.get_logger(__name__)
+
+
+class RankLostError(EngineDeadError):
+    """A rank has failed or lost its connection to the others, which cannot continue without it."""
+
+
+class RankKilledError(RankLostError):
+    """A rank was killed from outside, so no request is the cause. The worker process recognizes it by its name."""
+
+
+class RankRefusedError(RankLostError):
+    """A rank failed to run a command but still works. The others may have run it."""
 
 
 class RankTeam:

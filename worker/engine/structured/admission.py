@@ -19,7 +19,7 @@ from ..scheduling.request import Request, RequestStatus
 from .cache import GrammarCache
 from .constraint import FAILED, GrammarConstraint, new_bitmask
 from .grammar import Backend, CompiledGrammar, Grammar
-from .lazy_backend import LazyBackend
+from .loader import LazyBackend
 from .spec import GrammarSpec, spec_of
 from .thinking import LaterConstraint, Thinking, thinking_of
 from .threads import CompileThreads, Task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from datetime import timedelta
 from typing import Any
@@ -9,12 +10,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
 
 from ....shared.errors import ConfigurationError
 from .communicator import Communicator, make_communicator
 from .layout import ParallelLayout
 
 _LOADING_TIMEOUT_S = 3600
+# A rank that waits longer in a collective ends. During steps the worker process's stall watch acts earlier. This limit
+# is for loading, in which one rank may read its files much later than another.
+COLLECTIVE_TIMEOUT_S = 600.0
+
+
+def make_rendezvous() -> int:
+    """Return the descriptor of a new file, which all ranks pass to ``RankGroups.join``."""
+    return os.memfd_create("penstock-ranks")
 
 
 class RankGroups:
@@ -55,6 +65,32 @@ class RankGroups:
         self._onwards = _new_group(timeout) if layout.pipeline > 1 else None
         self._back = _new_group(timeout) if layout.pipeline > 1 else None
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+
+    @classmethod
+    def join(cls, descriptor: int, layout: ParallelLayout, rank: int, device: str, timeout_s: float) -> RankGroups:
+        """Wait for the other ranks and return the process groups.
+
+        Do not close ``descriptor`` afterwards. When torch's store is destroyed, it opens the file by this number again
+        and writes into it, which would be another file if the number had been reused.
+
+        Args:
+            descriptor: result of ``make_rendezvous`` in rank 0.
+            device: "cpu", which uses gloo, or "cuda", which uses NCCL and the ``n``-th visible GPU for rank ``n``.
+
+        Raises:
+            RuntimeError: the ranks do not connect within ``timeout_s``, or one has exited.
+        """
+        timeout = timedelta(seconds=timeout_s)
+        # All ranks are on this host, so they use the loopback interface.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        backend = "gloo"
+        if device == "cuda":
+            backend = "nccl"
+            torch.cuda.set_device(rank)
+        store = FileStore(f"/proc/self/fd/{descriptor}", layout.world_size)
+        store.set_timeout(timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world_size, timeout=timeout)
+        return cls(layout, rank, timeout_s=timeout_s)
 
     @property
     def tensor_rank(self) -> int:

@@ -10,7 +10,7 @@ import msgspec
 from ...processes.exit_status import GROUP_BROKEN
 from ...processes.process_tree import is_own_fault, is_stopped, stopped_child
 
-# Exceptions of a core that has lost a rank (`engine/ranks/errors.py`), and whether the cause was external.
+# Exceptions of a core that has lost a rank (`engine/ranks/team.py`), and whether the cause was external.
 _RANK_LOST = {"RankKilledError": True, "RankLostError": False}
 
 

@@ -22,9 +22,8 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine import composition
 from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.core.pipelined import PipelinedCore
-from penstock.worker.engine.ranks.channel import RankChannel
 from penstock.worker.engine.ranks.follower import Follower
-from penstock.worker.engine.ranks.messages import RankAnswer, RankCommand, RunStep, StopRank
+from penstock.worker.engine.ranks.messages import RankAnswer, RankChannel, RankCommand, RunStep, StopRank
 from penstock.worker.engine.ranks.one import OneRank
 from penstock.worker.engine.ranks.sharded_forward import sharded_forward
 from penstock.worker.engine.scheduling.batches import StagedBatches

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from penstock.shared.errors import ModelLoadError
-from penstock.worker.engine.ranks.errors import RankLostError
-from penstock.worker.engine.ranks.exchange import SharedExchange
 from penstock.worker.engine.ranks.messages import ExchangeWeights, KeepWeights, PutWeightsBack
+from penstock.worker.engine.ranks.several import SharedExchange
+from penstock.worker.engine.ranks.team import RankLostError
 from penstock.worker.models.weights.movable import ModelWeights, WeightsExchange
 
 

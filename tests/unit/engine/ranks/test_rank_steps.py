@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.kernels.paged_attention import PagedBatch
-from penstock.worker.engine.ranks.channel import RankChannel, encode
-from penstock.worker.engine.ranks.messages import Allocate, RankCommand, RunStep, StopRank
+from penstock.worker.engine.ranks.messages import Allocate, RankChannel, RankCommand, RunStep, StopRank, encode
 from penstock.worker.engine.ranks.step_codec import StepReceiver, StepSender
 from penstock.worker.models.attention.page_layout import PageLayout
 from penstock.worker.models.forward import ModelInput, VisionInputs

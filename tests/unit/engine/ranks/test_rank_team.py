@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 
 from penstock.worker.engine.ranks import team as team_module
-from penstock.worker.engine.ranks.channel import RankChannel
-from penstock.worker.engine.ranks.errors import RankKilledError, RankLostError
-from penstock.worker.engine.ranks.messages import RankAnswer, RankFailed
+from penstock.worker.engine.ranks.messages import RankAnswer, RankChannel, RankFailed
 from penstock.worker.engine.ranks.process import RankProcess
-from penstock.worker.engine.ranks.team import RankTeam
+from penstock.worker.engine.ranks.team import RankKilledError, RankLostError, RankTeam
 
 # What gloo says of a rank whose sockets are closed.
 CLOSED = RuntimeError("Connection closed by peer [127.0.0.1]")

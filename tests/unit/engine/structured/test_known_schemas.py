@@ -9,9 +9,9 @@ import pytest
 
 from penstock.shared.errors import PenstockError
 from penstock.shared.params.structured import StructuredOutputsParams
-from penstock.worker.engine.structured.auto_backend import AutoBackend
 from penstock.worker.engine.structured.constraint import GrammarConstraint, new_bitmask
 from penstock.worker.engine.structured.grammar import Backend
+from penstock.worker.engine.structured.loader import AutoBackend
 from penstock.worker.engine.structured.spec import spec_of
 
 from .walking import EOS, FORMATS, TOKENS, VOCABULARY, Judge, compiled, fault_of, load
