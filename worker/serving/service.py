@@ -51,7 +51,9 @@ log = structlog.get_logger()
 
 
 class WorkerService:
-    """Serves one engine core from one model's queue. Its parts come from ``process.py``.
+    """Serves one engine core from one model's queue, and composes the parts that claim, publish and answer calls.
+
+    ``process.py`` creates it, and the connections, core and heartbeat that it shares with the rest of the process.
 
     Attributes:
         on_reloaded: called when other weights are in place.
