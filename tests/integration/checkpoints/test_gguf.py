@@ -86,7 +86,10 @@ def test_a_file_is_described_once_and_again_when_it_has_changed(
     ("more", "told"),
     [
         ({"general__architecture": "gpt9"}, "of the architecture 'gpt9', and of GGUF files llama, mistral3, qwen2"),
-        ({"tokenizer__ggml__model": "plamo2"}, "tokenizer of the kind 'plamo2'.*gpt2 and llama are read"),
+        (
+            {"tokenizer__ggml__model": "plamo2"},
+            "tokenizer of the kind 'plamo2'.*gpt2, llama, gemma4, t5, bert are read",
+        ),
         ({"tokenizer__ggml__pre": "klingon"}, "splits text by tokenizer.ggml.pre 'klingon'"),
         ({"tokenizer__ggml__tokens": ["a"]}, "the tokenizer in .* cannot be read"),
         ({"qwen2__attention__head_count": [4, 4]}, r"qwen2\.attention\.head_count \[4, 4\]"),

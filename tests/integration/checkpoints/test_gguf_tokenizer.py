@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import WordPiece
 
 from penstock.worker.models.gguf.container import GgufFile
 from penstock.worker.models.gguf.tokenizer import GgufTokenizer
@@ -93,6 +94,16 @@ def test_a_vocabulary_with_scores_merges_the_best_pair_first() -> None:
         ("qwen2", ["I", "'ll", " pay", " ", "1", "2", "3", "4", "5", " €!!\n"]),
         ("gpt-2", ["I", "'ll", " pay", " 12345", " €!!", "\n"]),
         ("tekken", ["I", "'ll", " pay", " ", "1", "2", "3", "4", "5", " €!!\n"]),
+        ("gpt-4o", ["I'll", " pay", " ", "123", "45", " €!!\n"]),
+        ("kimi-k2", ["I'll", " pay", " ", "123", "45", " €!!\n"]),
+        ("deepseek-v3", ["I", "'ll", " pay", " ", "123", "45", " €!!\n"]),
+        ("deepseek-llm", ["I", "'", "ll", " pay", " ", "12345", " ", "€", "!!", "\n"]),
+        ("tiny_aya", ["I'll", " pay", " ", "12", "345", " €!!\n"]),
+        ("superbpe", ["I'll pay ", "12", "345", " €!!\n"]),
+        ("bloom", ["I'll", " pay", " 12345", " €", "!!\n"]),
+        ("viking", ["I'll", " pay", " ", "1", "2", "3", "4", "5", " €", "!!\n"]),
+        ("seed-coder", ["I", "'ll", " pay", " ", "1", "2", "3", "4", "5", " €!!", "\n"]),
+        ("default", ["I", "'", "ll", " pay", " ", "123", "45", " €", "!!", "\n"]),
     ],
 )
 def test_how_a_vocabulary_cuts_text(pre: str, parts: list[str]) -> None:
@@ -100,6 +111,41 @@ def test_how_a_vocabulary_cuts_text(pre: str, parts: list[str]) -> None:
     text = "I'll pay 12345 €!!\n"
     cut = [(text[begin:end]) for _, (begin, end) in made.tokenizer.pre_tokenizer.pre_tokenize_str(text)]
     assert cut == parts
+
+
+def test_a_vocabulary_of_words_and_their_continuations() -> None:
+    """As BERT's tokenizer in transformers' format, which marks the continuations instead."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "hello", "##ing", "##s", "token", ",", "cafe", "!"]
+    original = Tokenizer(WordPiece({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    original.normalizer = normalizers.BertNormalizer()
+    original.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    original.decoder = decoders.WordPiece()
+    marked = [*words[:4], *(word[2:] if word.startswith("##") else SPACE + word for word in words[4:])]
+    ids = {"unknown_token_id": 1, "bos_token_id": 2, "seperator_token_id": 3, "padding_token_id": 0}
+    read = tokenizer_of(model="bert", tokens=marked, token_type=[3] * 4 + [1] * 7, **ids)
+    for text in ("Hello, tokens!", "Café tokenings 猫"):
+        encoded = read.tokenizer.encode(text)
+        assert encoded.tokens == ["[CLS]", *original.encode(text).tokens, "[SEP]"]
+        assert read.tokenizer.decode(encoded.ids) == original.decode(original.encode(text).ids).removesuffix(" [UNK]")
+    assert "[UNK]" in encoded.tokens
+    assert read.config()["sep_token"] == "[SEP]"
+
+
+def test_a_vocabulary_with_probabilities_takes_the_likeliest_pieces() -> None:
+    tokens = ["<pad>", "</s>", "<unk>", SPACE, f"{SPACE}a", "b", "c", f"{SPACE}ab", "bc", f"{SPACE}abc"]
+    scores = [0.0, 0.0, 0.0, -2.0, -2.0, -3.0, -4.0, -6.0, -4.0, -20.0]
+    ids = {"unknown_token_id": 2, "eos_token_id": 1}
+    read = tokenizer_of(model="t5", tokens=tokens, scores=scores, token_type=[3, 3, 2] + [1] * 7, **ids)
+    encoded = read.tokenizer.encode("abc ab")
+    # The likeliest: -2 and -4 for the first word, -5 for the second.
+    assert encoded.tokens == [f"{SPACE}a", "bc", f"{SPACE}a", "b", "</s>"]
+    assert read.tokenizer.decode(encoded.ids) == "abc ab"
+
+
+def test_a_file_may_ask_for_a_token_after_texts() -> None:
+    values = {"model": "gpt2", "pre": "qwen2", "tokens": ["a", "<e>"], "token_type": [1, 3], "merges": []}
+    assert tokenizer_of(**values, eos_token_id=1, add_eos_token=True).tokenizer.encode("aa").tokens == ["a", "a", "<e>"]
+    assert tokenizer_of(**values, eos_token_id=1).tokenizer.encode("aa").tokens == ["a", "a"]
 
 
 def test_what_ends_a_turn_is_found_by_name_where_the_file_does_not_say_it() -> None:

@@ -17,7 +17,7 @@ from .container import open_gguf, parts_of
 from .tokenizer import GgufTokenizer
 
 # Version of the written files; a newer release does not use those of an older one.
-_VERSION = 1
+_VERSION = 2
 
 log = structlog.get_logger(__name__)
 

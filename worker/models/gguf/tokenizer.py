@@ -11,49 +11,27 @@ from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram, WordPiece
 
 from ....shared.errors import ModelLoadError
 from ....shared.values.shown import shown
 from .container import GgufFile
+from .splits import COMPOSED, ENDS, SPLITS, WHOLE_WORDS
 
 # token_type
 _CONTROL, _USER_DEFINED = 3, 4
 _SPACE = "\u2581"
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_ENDING = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_ENDING}"
-_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_ENDING}"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# By tokenizer.ggml.pre: the patterns that split a text, applied in turn.
-_SPLITS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "jina-es", "jina-de"), (_GPT2,)),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe", "dbrx"), (_LLAMA3,)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_QWEN2,)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
-    "tekken": (_TEKKEN,),
+_CONTINUED = "##"
+# transformers' names by ggml's, one of which is misspelt in the format.
+_SPECIAL = {
+    "bos": "bos",
+    "eos": "eos",
+    "unk": "unknown",
+    "pad": "padding",
+    "cls": "cls",
+    "sep": "seperator",
+    "mask": "mask",
 }
-# Their tokenizers first compose accents and letters.
-_COMPOSED = ("qwen2", "deepseek-r1-qwen")
-# These use a word that is a token unchanged, whatever its merges, and start a text with bos.
-_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
-# Tokens that end a turn or a text in some family; a file names only one of them.
-_ENDS = (
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "</s>",
-)
 
 
 class GgufTokenizer:
@@ -74,14 +52,14 @@ class GgufTokenizer:
         if make is None:
             raise ModelLoadError(
                 f"{file.path} has a tokenizer of the kind {shown(kind)} (tokenizer.ggml.model), and "
-                f"{' and '.join(_KINDS)} are read; fetch the model in transformers' format"
+                f"{', '.join(_KINDS)} are read; fetch the model in transformers' format"
             )
-        self._is_sentencepiece = kind == "llama"
-        self._pre = "" if self._is_sentencepiece else self._value("pre")
+        self._kind = kind
+        self._pre = self._value("pre", "default") if kind == "gpt2" else ""
         try:
             self.tokenizer = make(self)
             self._add_tokens()
-            self._add_bos()
+            self._frame_texts()
         except ModelLoadError:
             raise
         except Exception as error:  # tokenizers raises no other
@@ -90,7 +68,7 @@ class GgufTokenizer:
     def config(self) -> dict[str, Any]:
         """Return the content of tokenizer_config.json."""
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        for name, key in _SPECIAL.items():
             token = self._special(key)
             if token is not None:
                 config[f"{name}_token"] = token
@@ -100,25 +78,23 @@ class GgufTokenizer:
     def end_token_ids(self) -> list[int]:
         """Return the tokens that end a generation: those named in the file, and those known by their text."""
         declared = [self._value(f"{key}_token_id") for key in ("eos", "eot", "eom")]
-        by_text = [
-            index for index, token in enumerate(self._tokens) if token in _ENDS and self._type(index) == _CONTROL
-        ]
+        by_text = [index for index, token in enumerate(self._tokens) if token in ENDS and self._type(index) == _CONTROL]
         return [index for index in dict.fromkeys((*declared, *by_text)) if index is not None]
 
     def byte_level(self) -> Tokenizer:
-        splits = _SPLITS.get(self._pre)
+        splits = SPLITS.get(self._pre)
         if splits is None:
             raise ModelLoadError(
-                f"{self._file.path} splits text by tokenizer.ggml.pre {shown(self._pre)}, which is not known here; "
-                "fetch the model in transformers' format"
+                f"{self._file.path} splits text by tokenizer.ggml.pre {shown(self._pre)}, and {', '.join(SPLITS)} are "
+                "known here; fetch the model in transformers' format"
             )
         merges = [tuple(merge.split(" ", 1)) for merge in self._value("merges", [])]
-        tokenizer = Tokenizer(BPE(self._vocabulary(), merges, ignore_merges=self._pre in _WHOLE_WORDS))
+        tokenizer = Tokenizer(BPE(self._vocabulary(), merges, ignore_merges=self._pre in WHOLE_WORDS))
         cuts = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits]
         last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last])
         tokenizer.decoder = decoders.ByteLevel()
-        if self._pre in _COMPOSED:
+        if self._pre in COMPOSED:
             tokenizer.normalizer = normalizers.NFC()
         return tokenizer
 
@@ -128,7 +104,7 @@ class GgufTokenizer:
         tokenizer = Tokenizer(
             BPE(self._vocabulary(), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True, ignore_merges=False)
         )
-        begins_with_space = self._value("add_space_prefix", True)
+        begins_with_space = self._value("add_space_prefix", self._kind == "llama")
         spaces = normalizers.Replace(" ", _SPACE)
         tokenizer.normalizer = (
             normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if begins_with_space else spaces
@@ -137,6 +113,40 @@ class GgufTokenizer:
         tokenizer.decoder = decoders.Sequence(
             [*parts, decoders.Strip(content=" ", left=1)] if begins_with_space else parts
         )
+        return tokenizer
+
+    def unigram(self) -> Tokenizer:
+        scores = self._value("scores", [0.0] * len(self._tokens))
+        unknown = self._value("unknown_token_id")
+        tokenizer = Tokenizer(
+            Unigram(list(zip(self._tokens, scores, strict=True)), unk_id=unknown, byte_fallback=False)
+        )
+        parts: list[Any] = []
+        mapping = self._value("precompiled_charsmap")
+        if mapping:
+            parts.append(normalizers.Precompiled(np.array(mapping).astype(np.uint8).tobytes()))
+        if self._value("remove_extra_whitespaces", False):
+            parts += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        tokenizer.normalizer = normalizers.Sequence(parts)
+        scheme = "always" if self._value("add_space_prefix", True) else "never"
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
+        tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
+        return tokenizer
+
+    def wordpiece(self) -> Tokenizer:
+        """Tokens that begin a word are marked here, in transformers' format those that continue one."""
+
+        def marked(index: int, token: str) -> str:
+            if self._type(index) == _CONTROL:
+                return token
+            return token.removeprefix(_SPACE) if token.startswith(_SPACE) else f"{_CONTINUED}{token}"
+
+        self._tokens = [marked(index, token) for index, token in enumerate(self._tokens)]
+        unknown = self._special("unknown") or "[UNK]"
+        tokenizer = Tokenizer(WordPiece(self._vocabulary(), unk_token=unknown, continuing_subword_prefix=_CONTINUED))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=self._value("normalizer.lowercase", True))
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUED)
         return tokenizer
 
     def _derived_merges(self) -> list[tuple[str, str]]:
@@ -167,13 +177,22 @@ class GgufTokenizer:
         self.tokenizer.add_special_tokens(added_tokens(_CONTROL))
         self.tokenizer.add_tokens(added_tokens(_USER_DEFINED))
 
-    def _add_bos(self) -> None:
-        bos, index = self._special("bos"), self._value("bos_token_id")
-        begins = self._is_sentencepiece or self._pre in _WHOLE_WORDS
-        if bos is None or not self._value("add_bos_token", begins):
+    def _frame_texts(self) -> None:
+        """Put the tokens around a text that the file asks for, or that its kind of tokenizer has by default."""
+        has_class = self._kind == "bert"
+        begins = has_class or self._kind == "llama" or self._pre in WHOLE_WORDS
+        # Files of tokenizers with classes name them as bos, some as cls.
+        before = self._special("bos") or self._special("cls")
+        after = self._special("seperator") if has_class else self._special("eos")
+        first = before if before and self._value("add_bos_token", begins) else None
+        last = after if after and self._value("add_eos_token", has_class or self._kind == "t5") else None
+        if first is None and last is None:
             return
+        ids = self._vocabulary()
+        single = [token for token in (first, "$A", last) if token]
+        pair = [token for token in (first, "$A", last, first and f"{first}:1", "$B:1", last and f"{last}:1") if token]
         self.tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, index)]
+            single=single, pair=pair, special_tokens=[(token, ids[token]) for token in {first, last} if token]
         )
 
     def _vocabulary(self) -> dict[str, int]:
@@ -193,4 +212,7 @@ class GgufTokenizer:
 _KINDS: dict[str, Callable[[GgufTokenizer], Tokenizer]] = {
     "gpt2": GgufTokenizer.byte_level,
     "llama": GgufTokenizer.sentencepiece,
+    "gemma4": GgufTokenizer.sentencepiece,
+    "t5": GgufTokenizer.unigram,
+    "bert": GgufTokenizer.wordpiece,
 }
