@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ....shared.errors import ModelLoadError
 from ....shared.values.shown import shown
 from .container import GgufFile
-from .families import Architecture, Family, Place
+from .families import Architecture, Family
+from .hybrids import HYBRIDS
+from .mixtures import DEEPSEEK_V3, GRANITE_FIELDS, GRANITE_SHARED, MIXTURES, is_sigmoid
 
 _AFTER_PARTS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA_NORMS = {**_AFTER_PARTS, "ffn_norm": "pre_feedforward_layernorm"}
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_GRANITE = {
-    "attention_multiplier": "attention.scale",
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_scale",
-}
-_EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    **{f"ffn_{name}_exps": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")},
-}
-_SHARED_EXPERT = {
-    "ffn_gate_inp_shexp": Place("mlp.shared_expert_gate", shape=lambda _family, shape: (1, shape[-1])),
-    **{f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
-}
 
 
 def find_family(file: GgufFile) -> Family:
@@ -40,7 +29,7 @@ def find_family(file: GgufFile) -> Family:
         )
     family = Family(file, key, architecture)
     variants = VARIANTS.get(key, {})
-    return next((Family(file, key, variant) for name, variant in variants.items() if family.value(name)), family)
+    return next((Family(file, key, variant) for is_one, variant in variants.items() if is_one(family)), family)
 
 
 def _biases(family: Family) -> dict[str, Any]:
@@ -108,21 +97,21 @@ def _of_ernie(family: Family) -> dict[str, Any]:
     return {"use_bias": family.has_tensor("blk.0.attn_output.bias")}
 
 
-def _of_mixture(family: Family) -> dict[str, Any]:
-    return {
-        "num_experts_per_tok": family.number("expert_used_count"),
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-
-
 _LLAMA = Architecture("llama", "LlamaForCausalLM", is_interleaved=True, more=_biases)
 _GEMMA = Architecture("gemma", "GemmaForCausalLM", adds_one=True)
 _OLMO2 = Architecture("olmo2", "Olmo2ForCausalLM", layer=_AFTER_PARTS)
-# Model types that share an architecture: by the key that only files of the type have.
-VARIANTS = {
+
+
+def _has(key: str) -> Callable[[Family], bool]:
+    return lambda family: bool(family.value(key))
+
+
+# Model types that share an architecture with others: by what is true of their files alone.
+VARIANTS: dict[str, dict[Callable[[Family], bool], Architecture]] = {
+    "granitemoe": {_has("expert_shared_feed_forward_length"): GRANITE_SHARED},
+    "deepseek2": {is_sigmoid: DEEPSEEK_V3},
     "llama": {
-        "expert_count": Architecture(
+        _has("expert_count"): Architecture(
             "mixtral",
             "MixtralForCausalLM",
             is_interleaved=True,
@@ -137,43 +126,22 @@ VARIANTS = {
         )
     },
     "olmo2": {
-        "attention.sliding_window": Architecture(
+        _has("attention.sliding_window"): Architecture(
             "olmo3", "Olmo3ForCausalLM", layer=_AFTER_PARTS, window_period=4, more=_of_olmo3
         )
     },
     "mistral3": {
-        "attention.temperature_scale": Architecture(
+        _has("attention.temperature_scale"): Architecture(
             "ministral3", "Ministral3ForCausalLM", is_interleaved=True, more=_of_ministral3
         )
     },
 }
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, Architecture] = {
     # Mistral's models have the architecture "llama", too.
     "llama": _LLAMA,
     "mistral3": Architecture("mistral", "MistralForCausalLM", is_interleaved=True, constants={"sliding_window": None}),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
-    "qwen2moe": Architecture(
-        "qwen2_moe",
-        "Qwen2MoeForCausalLM",
-        layer={**_EXPERTS, **_SHARED_EXPERT},
-        fields={
-            "num_experts": "expert_count",
-            "moe_intermediate_size": "expert_feed_forward_length",
-            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-        },
-        constants={"norm_topk_prob": False},
-        more=_of_mixture,
-    ),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
-    "qwen3moe": Architecture(
-        "qwen3_moe",
-        "Qwen3MoeForCausalLM",
-        layer=_EXPERTS,
-        fields={"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"},
-        # llama.cpp computes all models of this architecture like this.
-        constants={"norm_topk_prob": True},
-        more=_of_mixture,
-    ),
     "gemma": _GEMMA,
     "gemma2": Architecture(
         "gemma2",
@@ -200,7 +168,7 @@ ARCHITECTURES = {
     "smollm3": Architecture(
         "smollm3", "SmolLM3ForCausalLM", is_interleaved=True, constants={"no_rope_layer_interval": 4}, more=_biases
     ),
-    "granite": Architecture("granite", "GraniteForCausalLM", is_interleaved=True, fields=_GRANITE, more=_biases),
+    "granite": Architecture("granite", "GraniteForCausalLM", is_interleaved=True, fields=GRANITE_FIELDS, more=_biases),
     "olmo2": _OLMO2,
     "command-r": Architecture(
         "cohere", "CohereForCausalLM", norm_eps="layer_norm_eps", fields={"logit_scale": "logit_scale"}, more=_of_cohere
@@ -253,4 +221,6 @@ ARCHITECTURES = {
         constants={"sliding_window": None},
         more=lambda family: {"use_bias": family.has_tensor("blk.0.attn_output.bias")},
     ),
+    **MIXTURES,
+    **HYBRIDS,
 }

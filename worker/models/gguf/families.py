@@ -80,6 +80,7 @@ class Architecture:
         fields: fields of the configuration by ggml's keys; left out if the file lacks the key.
         constants: fields of the configuration that are the same in all models, or that ggml assumes.
         norm_eps: the field of the epsilon.
+        head_dim_key: ggml's key of ``head_dim``.
         is_interleaved: rotation pairs neighbours, for which queries and keys were reordered.
         rotates_part: a part of each head may be rotated.
         adds_one: the weights of norms were stored with 1 added.
@@ -94,6 +95,7 @@ class Architecture:
     fields: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     norm_eps: str = "rms_norm_eps"
+    head_dim_key: str = "attention.key_length"
     is_interleaved: bool = False
     rotates_part: bool = False
     adds_one: bool = False
@@ -170,7 +172,22 @@ class Family:
 
     @property
     def num_kv_heads(self) -> int:
-        return self.number("attention.head_count_kv", self.num_heads)
+        """Heads of keys and values in layers that attend. Raises ``ModelLoadError`` if such layers differ."""
+        counts = set(self.kv_heads_by_layer) - {0}
+        if len(counts) != 1:
+            raise ModelLoadError(
+                f"{self.file.path} has {self.key}.attention.head_count_kv {shown(self.kv_heads_by_layer)}, and models "
+                "whose layers have the same number of heads are read; fetch the model in another format"
+            )
+        return counts.pop()
+
+    @property
+    def kv_heads_by_layer(self) -> list[int]:
+        """Heads of keys and values; 0 in a layer that does not attend."""
+        counts = self.value("attention.head_count_kv", self.num_heads)
+        if isinstance(counts, list) and len(counts) >= self.num_layers and all(type(each) is int for each in counts):
+            return counts[: self.num_layers]
+        return [self.number("attention.head_count_kv", self.num_heads)] * self.num_layers
 
     @property
     def head_dim(self) -> int:
@@ -180,7 +197,9 @@ class Family:
         plain = self.number("embedding_length") // self.num_heads
         rotates_part = self.architecture.rotates_part
         rotated = plain if rotates_part else self.value("rope.dimension_count", plain)
-        size = self.number("attention.key_length", rotated)
+        size = self.number(self.architecture.head_dim_key, rotated)
+        if self.architecture.head_dim_key != "attention.key_length":
+            return size
         for name in ("attention.value_length", *(() if rotates_part else ("rope.dimension_count",))):
             if self.number(name, size) != size:
                 raise ModelLoadError(
