@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta
 
 from ...shared.errors import ModelLoadError, PenstockError, RequestFailedError, ValidationError
 from ...shared.process.boundary import describe
@@ -21,7 +21,11 @@ CHAT_TEMPLATE_FAILED = "chat_template_failed"
 
 
 class ChatTemplate:
-    """Template that converts chat messages into the text format of the model's training."""
+    """Template that converts chat messages into the text format of the model's training.
+
+    Attributes:
+        uses_tools: whether it reads ``tools``. If it does not, the model never learns which tools it has.
+    """
 
     def __init__(self, source: str, special_tokens: dict[str, str], tool_use_source: str | None = None) -> None:
         environment = make_environment()
@@ -29,8 +33,10 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(self.source)
             self._tool_use_template = environment.from_string(self.tool_use_source)
+            names = meta.find_undeclared_variables(environment.parse(self.tool_use_source))
         except TemplateError as error:
             raise ModelLoadError(f"the chat template cannot be read: {error}") from error
+        self.uses_tools = "tools" in names
         self._special_tokens = special_tokens
         self._form = MessageForm(self._render)
 

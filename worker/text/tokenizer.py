@@ -93,6 +93,11 @@ class TextCodec:
         """Whether a prompt may consist of messages."""
         return self._chat_template is not None
 
+    @property
+    def can_show_tools(self) -> bool:
+        """Whether the chat template writes ``tools`` into the prompt; True without a template."""
+        return self._chat_template is None or self._chat_template.uses_tools
+
     def encode(
         self,
         text: str,

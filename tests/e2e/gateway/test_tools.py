@@ -77,9 +77,22 @@ async def test_calls_come_whole_and_streamed(ai: AsyncOpenAI, choice: Any, extra
     result: Any = {"role": "tool", "tool_call_id": call.id, "content": "warm"}
     message = whole.choices[0].message.model_dump(exclude_none=True)
     after = await ai.chat.completions.create(
-        model="demo", messages=[*MESSAGES, message, result], tools=[WEATHER], temperature=0, max_tokens=LIMIT
+        model="demo",
+        messages=[*MESSAGES, message, result],
+        tools=[WEATHER],
+        tool_choice="none",
+        temperature=0,
+        max_tokens=LIMIT,
     )
     assert (after.choices[0].message.content, after.choices[0].finish_reason) == (" six.", "stop")
+
+
+async def test_tools_that_the_chat_template_cannot_show_are_refused(ai: AsyncOpenAI) -> None:
+    """The model would answer in prose, and nobody would know why."""
+    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [WEATHER], "max_tokens": LIMIT}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="tools: the chat template of this model cannot show tools"):
+            await ai.chat.completions.create(**asked, stream=stream)
 
 
 async def test_several_calls_are_numbered_and_none_are_made_where_none_are_wanted(ai: AsyncOpenAI) -> None:

@@ -197,3 +197,22 @@ def test_the_rendered_prompt_says_whether_an_answer_begins_within_the_thinking(
     codec = TextCodec(Tokenizer.from_file(str(demo_model / "tokenizer.json")), ChatTemplate(source, {}))
     chat = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(messages)]
     assert codec.ends_in_reasoning(codec.encode_chat(chat, kwargs), chat) is expected
+
+
+@pytest.mark.parametrize(
+    ("source", "uses_tools"),
+    [
+        (HERMES, True),
+        ("{%- if not tools is defined %}{% set tools = none %}{% endif %}{{ messages[0].content }}{{ tools }}", True),
+        ("{% macro listed() %}{{ tools | tojson }}{% endmacro %}{{ messages[0].content }}{{ listed() }}", True),
+        ("You have no tools. {{ messages[0].content }}", False),
+    ],
+)
+def test_whether_a_template_uses_tools(source: str, uses_tools: bool) -> None:
+    assert ChatTemplate(source, {}).uses_tools is uses_tools
+
+
+def test_the_template_for_tools_decides() -> None:
+    plain = "{{ messages[0].content }}"
+    assert ChatTemplate(plain, {}, tool_use_source=HERMES).uses_tools
+    assert not ChatTemplate(HERMES, {}, tool_use_source=plain).uses_tools

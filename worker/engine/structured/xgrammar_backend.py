@@ -124,9 +124,11 @@ class XgrammarBackend:
     def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         if spec.kind is GrammarKind.JSON:
             schema = json.dumps(schema_for_xgrammar(json.loads(spec.text), spec.field))
-            if spec.limits_lengths:
-                return self._compiler.compile_grammar(_limited_grammar(schema, any_whitespace=spec.any_whitespace))
-            return self._compiler.compile_json_schema(schema, any_whitespace=spec.any_whitespace)
+            max_whitespace = MAX_WHITESPACE if spec.any_whitespace and spec.limits_lengths else None
+            grammar = xgrammar.Grammar.from_json_schema(
+                schema, any_whitespace=spec.any_whitespace, max_whitespace_cnt=max_whitespace
+            )
+            return self._compiler.compile_grammar(limit_numbers(str(grammar)) if spec.limits_lengths else grammar)
         if spec.kind is GrammarKind.REGEX:
             if has_property_in_class(spec.text):
                 raise UnsupportedParameterError(
@@ -162,22 +164,12 @@ def _with_limited_lengths(node: Any) -> Any:
         return [_with_limited_lengths(item) for item in node]
     if not isinstance(node, dict):
         return node
-    if node.get("type") == "json_schema" and node.get("style", "json") == "json":
-        return {"type": "grammar", "grammar": _limited_grammar(json.dumps(node["json_schema"]), any_whitespace=True)}
     if "json_schema" in node:
-        # Written as XML, whose whitespace has no option for a limit.
+        if node.get("type") == "json_schema" and node.get("max_whitespace_cnt") is None:
+            node = {**node, "max_whitespace_cnt": MAX_WHITESPACE}
         grammar = xgrammar.Grammar.from_structural_tag({"type": "structural_tag", "format": node})
         return {"type": "grammar", "grammar": limit_numbers(str(grammar))}
     return {key: _with_limited_lengths(value) for key, value in node.items()}
-
-
-def _limited_grammar(schema: str, *, any_whitespace: bool) -> str:
-    """Return EBNF for a JSON schema, with numbers and whitespace of limited length."""
-    max_whitespace = MAX_WHITESPACE if any_whitespace else None
-    grammar = xgrammar.Grammar.from_json_schema(
-        schema, any_whitespace=any_whitespace, max_whitespace_cnt=max_whitespace
-    )
-    return limit_numbers(str(grammar))
 
 
 def _quoted(text: str) -> str:

@@ -115,6 +115,7 @@ class PromptTokens:
                 token_ids = cut.of(token_ids)
         elif messages is not None:
             kwargs = request.chat_template_kwargs
+            self._check_tools(request)
             text = await self._thread.run(lambda: self._codec.render_chat(messages, kwargs), num_bytes)
             token_ids = await self._encode(request, text, cut, add_special_tokens=bool(add_special_tokens))
         elif prompt is not None:
@@ -124,6 +125,20 @@ class PromptTokens:
         if not token_ids:
             raise ValidationError("prompt has no tokens")
         return token_ids
+
+    def _check_tools(self, request: EngineCoreRequest) -> None:
+        """Refuse tools that the model would not see. A grammar shows it their names and arguments as it writes them.
+
+        Raises:
+            ValidationError: the chat template does not use the tools, and no grammar contains them.
+        """
+        params = request.sampling_params
+        has_grammar = params is not None and params.structured_outputs is not None
+        if (request.chat_template_kwargs or {}).get("tools") and not has_grammar and not self._codec.can_show_tools:
+            raise ValidationError(
+                "tools: the chat template of this model cannot show tools to it; serve a model whose template can, "
+                "force a call by tool_choice 'required', or leave tools out and describe them in a message"
+            )
 
     async def _encode(
         self, request: EngineCoreRequest, text: str, cut: Cut | None, *, add_special_tokens: bool

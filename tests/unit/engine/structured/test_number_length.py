@@ -203,6 +203,16 @@ def test_whitespace_in_json_has_a_limit(backend: Backend, form: str, grammar: di
     assert accepted(backend, dataclasses.replace(spec, has_any_length=True), [*texts, long]) == [*texts, long]
 
 
+def test_a_tags_own_limit_of_whitespace_is_kept() -> None:
+    backend, form = load("xgrammar"), '<n>{"a":%s1}</n>'
+    schema = {"type": "object", "properties": {"a": {"type": "number"}}}
+    for own, longest in ((None, MAX_WHITESPACE), (1, 1), (40, 40)):
+        content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": own}
+        spec = spec_of(StructuredOutputsParams(structural_tag=tag_of(content)))
+        texts = [form % (" " * count) for count in (0, longest, longest + 1)]
+        assert accepted(backend, spec, texts) == texts[:2]
+
+
 def test_it_goes_back_over_a_number(backend: Backend) -> None:
     grammar = backend.compile(spec_of(StructuredOutputsParams(json={"type": "number"}))).start(ENDING)
     assert grammar.accept_tokens([*b"1e99", EOS])
