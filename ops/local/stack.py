@@ -107,7 +107,7 @@ class LocalStack:
 
     def redis_pid(self, name: str = HOME) -> int:
         """Process id of the private Redis, or of a shard."""
-        return int((self._data_folder(name) / "redis" / "redis.pid").read_text())
+        return _redis_pid(self._data_folder(name))
 
     def kill_redis(self, name: str = HOME) -> None:
         """Kill the server with SIGKILL; ``restart_redis`` starts it again with its data."""
@@ -156,7 +156,7 @@ class LocalStack:
 
 @contextmanager
 def private_redis(*, append_only: bool) -> Iterator[str]:
-    """Yield the URL of a server on a unix socket.
+    """Yield the URL of a server on a unix socket, which ends with this process, however that ends.
 
     Args:
         append_only: write the append-only file every second, as a deployment does; False for memory only.
@@ -167,4 +167,12 @@ def private_redis(*, append_only: bool) -> Iterator[str]:
             client.config_set("appendonly", "yes" if append_only else "no")
             # A rewrite would fork and use a core during measurements.
             client.config_set("auto-aof-rewrite-percentage", 0)
-        yield server.url
+        life_line = LifeLine(_redis_pid(Path(folder)))
+        try:
+            yield server.url
+        finally:
+            life_line.release()
+
+
+def _redis_pid(data_folder: Path) -> int:
+    return int((data_folder / "redis" / "redis.pid").read_text())

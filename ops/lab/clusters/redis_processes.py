@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import signal
 import socket
 import subprocess
 import time
@@ -19,7 +18,7 @@ from redis.exceptions import RedisError
 
 from ....shared.errors import ConfigurationError
 from ....shared.redis_access.embedded import find_redis_server
-from ...local.life_line import unwind_on_sigterm
+from ...local.life_line import LifeLine, unwind_on_sigterm
 
 START_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.02
@@ -43,6 +42,8 @@ class RedisProcesses(ABC):
         self._password = password
         self._program = str(find_redis_server())
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        # They end the processes if this one is killed.
+        self._life_lines: dict[int, LifeLine] = {}
 
     @property
     @abstractmethod
@@ -73,14 +74,16 @@ class RedisProcesses(ABC):
 
     def stop(self) -> None:
         """End all; doing it twice does nothing."""
-        for process in self._processes.values():
-            process.kill()
-            process.wait()
-        self._processes.clear()
+        for port in list(self._processes):
+            self.kill(port)
+            del self._processes[port]
 
     def kill(self, port: int) -> None:
-        """kill -9 of one."""
-        self._processes[port].send_signal(signal.SIGKILL)
+        """kill -9 of one; doing it twice does nothing."""
+        if port in self._life_lines:
+            # Before its process ends, since another process may get the id then.
+            self._life_lines.pop(port).release()
+        self._processes[port].kill()
         self._processes[port].wait()
 
     def client(self, port: int) -> redis.Redis:
@@ -102,6 +105,7 @@ class RedisProcesses(ABC):
             self._processes[port] = subprocess.Popen(
                 [self._program, *arguments], stdout=log, stderr=log, start_new_session=True
             )
+        self._life_lines[port] = LifeLine(self._processes[port].pid)
 
     def _is_ours(self, port: int, connect: Callable[[int], redis.Redis] | None = None) -> bool:
         """Return whether our own process answers at a port; ``connect`` makes the client (by default ``client``)."""
