@@ -187,6 +187,6 @@ sys.meta_path.insert(0, Refuse())
 from penstock.ops.cli import main
 sys.exit(main(["{command}", "--seed", "0"]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     sentence = "error: this command is not part of the installed package; run it in a clone of Penstock's repository\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", sentence)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", sentence)

@@ -82,16 +82,16 @@ def main() -> int:
 
 def supported_versions(project: dict) -> list[tuple[int, int]]:
     """Return the versions of Python that the classifiers name, oldest first."""
-    found = re.findall(r"Python :: (\d+)\.(\d+)", "\n".join(project["classifiers"]))
-    return sorted((int(major), int(minor)) for major, minor in found)
+    versions = re.findall(r"Python :: (\d+)\.(\d+)", "\n".join(project["classifiers"]))
+    return sorted((int(major), int(minor)) for major, minor in versions)
 
 
 def find_pythons(versions: Iterable[tuple[int, int]]) -> list[Python]:
     """Return the oldest and the newest interpreter here of ``versions``; one, if it is the only one."""
-    found = [python for version in versions if (python := find_python(version)) is not None]
-    if not found:
+    pythons = [python for version in versions if (python := find_python(version)) is not None]
+    if not pythons:
         sys.exit(f"there is no Python here that Penstock supports and that has venv; {sys.executable} is not one")
-    return found
+    return pythons
 
 
 def find_python(version: tuple[int, int]) -> Python | None:
@@ -175,8 +175,8 @@ def install(run: Run, folder: Path, program: Path, pins: list[str]) -> bool:
 
 
 def has_redis_server(program: Path) -> bool:
-    asked = "from penstock.shared.redis_access.embedded import find_redis_server; find_redis_server()"
-    return subprocess.run([program, "-c", asked], capture_output=True, check=False).returncode == 0
+    code = "from penstock.shared.redis_access.embedded import find_redis_server; find_redis_server()"
+    return subprocess.run([program, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 if __name__ == "__main__":

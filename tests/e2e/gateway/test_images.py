@@ -135,20 +135,20 @@ async def test_rows_of_batches_and_lists_of_llm_have_images(stack: LocalStack, t
     shown = [{"prompt": "<image>" * len(wanted), "multi_modal_data": {"image": list(map(picture, wanted))}}
              for wanted in seeds.values()]  # fmt: skip
     async with Client.connect(stack.url) as client:
-        found = await answers_of_batch(client, stack.url, tmp_path, CHAT, bodies)
+        answers = await answers_of_batch(client, stack.url, tmp_path, CHAT, bodies)
         by_client = {name: (await client.generate(bodies[name]["messages"], greedy)).outputs[0].text for name in seeds}
         beside = [(await client.generate(prompt, greedy)).outputs[0].text for prompt in shown]
-    texts = {name: found[name]["body"]["choices"][0]["message"]["content"] for name in seeds}
+    texts = {name: answers[name]["body"]["choices"][0]["message"]["content"] for name in seeds}
     assert texts == by_client
     assert texts["one"] == texts["again"] != texts["two"]
-    told = {
+    reasons = {
         "fetched": "only the gateway can fetch",
         "damaged": "not base64|truncated",
         "many": "at most 3 in a request",
     }
-    for name, words in told.items():
-        assert found[name]["status_code"] == 400
-        assert re.search(words, found[name]["body"]["error"]["message"]), found[name]
+    for name, words in reasons.items():
+        assert answers[name]["status_code"] == 400
+        assert re.search(words, answers[name]["body"]["error"]["message"]), answers[name]
 
     def by_llm() -> list[str]:
         with LLM(stack.url) as llm:

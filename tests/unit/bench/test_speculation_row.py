@@ -18,11 +18,11 @@ from penstock.ops.lab.bench.workload import WARM_UP, Item, Phase
 
 
 def test_each_answer_is_what_was_asked_for() -> None:
-    asked = all_exercises()
-    assert asked == all_exercises()
-    assert [sum(one.kind == kind for one in asked) for kind in KINDS] == [4, 4, 4]
-    assert len({one.prompt for one in asked}) == len(asked)
-    for one in asked:
+    exercises = all_exercises()
+    assert exercises == all_exercises()
+    assert [sum(one.kind == kind for one in exercises) for kind in KINDS] == [4, 4, 4]
+    assert len({one.prompt for one in exercises}) == len(exercises)
+    for one in exercises:
         if one.kind == COPY:
             before, after = one.prompt.strip().split("\n")[1:], one.answer.split("\n")
             changed = [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]]

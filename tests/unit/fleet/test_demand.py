@@ -92,8 +92,8 @@ def test_a_queue_that_is_paused_asks_for_nobody() -> None:
 
 
 def test_what_a_worker_holds_runs_or_waits_in_its_engines() -> None:
-    seen = DemandSnapshot(QUEUE, SERVING)
-    assert [seen.num_held_by(prefix) for prefix in ("m-ray-0-12-", "m-ray-0-123-", "elsewhere-9-", "gone-1-")] == [
+    snapshot = DemandSnapshot(QUEUE, SERVING)
+    assert [snapshot.num_held_by(prefix) for prefix in ("m-ray-0-12-", "m-ray-0-123-", "elsewhere-9-", "gone-1-")] == [
         2,
         8,
         4,

@@ -100,13 +100,13 @@ def rooms() -> dict[str, set[str]]:
 
 def imported_rooms(path: Path, known: set[str]) -> dict[str, str]:
     """The other rooms from which a file imports, each with one import."""
-    found: dict[str, str] = {}
+    rooms_of_names: dict[str, str] = {}
     own = room_of(path.relative_to(ROOT).parent.parts, known)
     for name in imported(path, with_names=True):
         parts = name.removeprefix("penstock.").split(".")
         if parts[0] in PARTS and (room := room_of(parts, known)) != own:
-            found[room] = name
-    return found
+            rooms_of_names[room] = name
+    return rooms_of_names
 
 
 def room_of(parts: Sequence[str], known: set[str]) -> str:
@@ -184,16 +184,18 @@ for module in {LIGHT}:
         break
     assert os.wait()[1] == 0, module
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout.splitlines(), done.stderr) == ([f"{module} []" for module in LIGHT], "")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.stdout.splitlines(), result.stderr) == ([f"{module} []" for module in LIGHT], "")
 
 
 @pytest.mark.parametrize("module", ["penstock.worker.serving", "penstock.worker.cli", "penstock.ops.cli"])
 def test_programs_of_ours_import_no_rich_for_their_logs(module: str) -> None:
     """It is a fifth of their start. With nothing on its standard input a worker process ends."""
     command = [sys.executable, "-X", "importtime", "-m", module, "--version"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    imports = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    imports = {
+        line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if line.startswith("import time:")
+    }
     assert {"structlog", "penstock.shared.process.plain_structlog"} <= imports
     assert "rich.console" not in imports
 
@@ -216,8 +218,8 @@ sys.meta_path.insert(0, Refuse())
 import penstock.producer
 print("ok")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "ok", done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "ok", result.stderr
 
 
 def test_only_keys_py_spells_a_redis_key() -> None:
@@ -239,7 +241,7 @@ build.ensure_finalized()
 print(*(path for _, _, path in build.find_all_modules()), sep="\\n")
 print(*(f"{source}/{name}" for _, source, _, names in build.data_files for name in names), sep="\\n")
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     left_out = [ROOT / "ops" / name for name in ("decisions", "deploy", "guide", "lab")]
     files = {
         path.relative_to(ROOT).as_posix()
@@ -247,7 +249,7 @@ print(*(f"{source}/{name}" for _, source, _, names in build.data_files for name 
         for path in (ROOT / part).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and not any(map(path.is_relative_to, left_out))
     }
-    assert set(done.stdout.split()) == files
+    assert set(result.stdout.split()) == files
 
 
 def test_nothing_else_at_the_top_holds_code() -> None:

@@ -50,10 +50,10 @@ def test_the_large_model_says_what_the_small_one_says() -> None:
 
 
 def test_every_answer_can_be_learnt_and_asked_for() -> None:
-    asked = all_exercises()
-    tokenizer = train_tokenizer(asked)
-    token_ids, labels = batch_of(tokenizer, asked)
-    for row, one in enumerate(asked):
+    exercises = all_exercises()
+    tokenizer = train_tokenizer(exercises)
+    token_ids, labels = batch_of(tokenizer, exercises)
+    for row, one in enumerate(exercises):
         learnt = labels[row] != -100
         assert tokenizer.decode(token_ids[row][learnt].tolist()) == one.answer
         end = int(learnt.nonzero()[0])

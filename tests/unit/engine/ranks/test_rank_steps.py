@@ -37,20 +37,20 @@ def arrive(sender: StepSender, receiver: StepReceiver, sent: ModelInput) -> tupl
     return message, receiver.step_of(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=RunStep))
 
 
-def check_same(sent: ModelInput, found: ModelInput) -> None:
+def check_same(sent: ModelInput, received: ModelInput) -> None:
     for name in ("token_ids", "positions", "logit_rows", "inputs_embeds", "token_lora", "token_types"):
-        was, came = getattr(sent, name), getattr(found, name)
-        assert (came is None) == (was is None)
-        if isinstance(was, Tensor):
-            assert came.dtype == was.dtype
-            assert torch.equal(came, was)
-    assert found.state_slots.tolist() == sent.state_slots.tolist()
-    assert torch.equal(found.batch.block_table, sent.batch.block_table)
-    assert torch.equal(found.batch.slot_mapping, sent.batch.slot_mapping)
-    ends, came = sent.batch.visible_ends, found.batch.visible_ends
-    assert came is None if ends is None else came is not None and torch.equal(came, ends)
+        expected, actual = getattr(sent, name), getattr(received, name)
+        assert (actual is None) == (expected is None)
+        if isinstance(expected, Tensor):
+            assert actual.dtype == expected.dtype
+            assert torch.equal(actual, expected)
+    assert received.state_slots.tolist() == sent.state_slots.tolist()
+    assert torch.equal(received.batch.block_table, sent.batch.block_table)
+    assert torch.equal(received.batch.slot_mapping, sent.batch.slot_mapping)
+    ends, actual = sent.batch.visible_ends, received.batch.visible_ends
+    assert actual is None if ends is None else actual is not None and torch.equal(actual, ends)
     for name in ("query_lens", "seq_lens", "block_size"):
-        assert getattr(found.batch, name) == getattr(sent.batch, name)
+        assert getattr(received.batch, name) == getattr(sent.batch, name)
 
 
 @given(st.data())
@@ -84,14 +84,14 @@ def test_what_is_given_beside_tokens_arrives() -> None:
     ],
     ids=["positions in three axes", "features for a deeper layer", "both"],
 )
-def test_what_there_is_of_images_arrives(vision_inputs: VisionInputs) -> None:
+def test_inputs_of_images_arrive(vision_inputs: VisionInputs) -> None:
     sent = step([3, 1], [[1], [2]], vision_inputs=vision_inputs)
-    found = arrive(StepSender(), StepReceiver(CPU), sent)[1].vision_inputs
-    assert found is not None
-    for was, came in ((vision_inputs.axes, found.axes), (vision_inputs.places, found.places)):
-        assert came is None if was is None else came is not None and torch.equal(came, was)
-    assert [level.dtype for level in found.deeper] == [level.dtype for level in vision_inputs.deeper]
-    assert all(map(torch.equal, found.deeper, vision_inputs.deeper))
+    received = arrive(StepSender(), StepReceiver(CPU), sent)[1].vision_inputs
+    assert received is not None
+    for expected, actual in ((vision_inputs.axes, received.axes), (vision_inputs.places, received.places)):
+        assert actual is None if expected is None else actual is not None and torch.equal(actual, expected)
+    assert [level.dtype for level in received.deeper] == [level.dtype for level in vision_inputs.deeper]
+    assert all(map(torch.equal, received.deeper, vision_inputs.deeper))
 
 
 def test_only_changes_of_block_tables_travel() -> None:
@@ -104,9 +104,9 @@ def test_only_changes_of_block_tables_travel() -> None:
     assert again.changed_blocks == b""
     table[5, 511] += 1
     sent = step(slots, table.tolist())
-    changed, found = arrive(sender, receiver, sent)
+    changed, received = arrive(sender, receiver, sent)
     assert len(changed.changed_blocks) == 8
-    check_same(sent, found)
+    check_same(sent, received)
 
 
 def in_groups(slots: list[int], tables: list[list[list[int]]]) -> ModelInput:
@@ -130,11 +130,11 @@ def test_the_tables_of_all_groups_arrive_and_of_them_what_has_changed() -> None:
         group, row, column = changed
         tables[group][row][column] += 50
         sent = in_groups([9, 2], tables)
-        message, found = arrive(sender, receiver, sent)
+        message, received = arrive(sender, receiver, sent)
         assert len(message.changed_blocks) == num_bytes
-        check_same(sent, found)
+        check_same(sent, received)
         for name in ("group_tables", "group_slots"):
-            assert torch.equal(getattr(found.batch, name), getattr(sent.batch, name))
+            assert torch.equal(getattr(received.batch, name), getattr(sent.batch, name))
     pages = PageLayout((None, 8), 2, (0, 1, 1), (0, 0, 1))
     sent_on = Allocate(4, 16, 2, pages=pages)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent_on), type=Allocate) == sent_on
