@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos mutants models layouts portable vendor screenshots install clean test-ray
 
 demo: $(VENV)/.installed
-	$(BIN)/penstock demo
+	$(BIN)/penstock demo $(if $(MODEL),--model $(MODEL))
 
 # A worker, two tenants that ask without end, a parked request, the operators' pages and `penstock top` over all of it.
 demo-dashboard: $(VENV)/.installed-dashboard

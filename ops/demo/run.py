@@ -108,5 +108,6 @@ def _report(console: Console, answers: list[Answer], wall_s: float, concurrency:
         console.print(f"fewer than {PASS_SHARE:.0%} of the answers are right", style="red")
         return 1
     console.print("every token came through a Redis stream and back over pub/sub; everything is stopped again.")
+    console.print("`make demo MODEL=smollm2` shows a pretrained model (93 MB), and kills its engine in the middle.")
     console.print("`make demo-dashboard` keeps the system busy, and shows it in a browser.")
     return 0

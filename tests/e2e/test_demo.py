@@ -9,6 +9,9 @@ import sys
 import uuid
 
 import psutil
+import pytest
+
+from penstock.ops.demo.pretrained import SMOLLM2
 
 
 def carrying(mark: str) -> set[int]:
@@ -37,4 +40,19 @@ def test_demo_answers_right_and_leaves_nothing_behind() -> None:
     numbers = [line.split("]")[0].strip("[ ") for line in done.stdout.splitlines() if "] …" in line]
     switches = sum(a != b for a, b in itertools.pairwise(numbers))
     assert switches > len(numbers) / 4, "the answers do not interleave"
+    assert not carrying(mark)
+
+
+@pytest.mark.skipif(not SMOLLM2.is_cached, reason="`make demo MODEL=smollm2` has not downloaded the model here")
+def test_demo_of_a_pretrained_model_outlives_its_engine() -> None:
+    mark = f"PENSTOCK_TEST_{uuid.uuid4().hex}"
+    command = [sys.executable, "-m", "penstock.ops.cli", "demo", "--model", "smollm2"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, check=False, env={**os.environ, mark: "1"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kill -9 of the engine after" in done.stdout
+    assert "3 of 3 texts are equal" in done.stdout
+    assert '"age": 34' in done.stdout
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= 80
     assert not carrying(mark)
