@@ -65,7 +65,7 @@ class BatchOptions(OptionGroup):
         Option(
             "memory of the KV cache on each rank, instead of a share",
             Size(1, 1 << 50),
-            default="the share",
+            default="by share",
             group=BATCH,
         ),
     ] = None

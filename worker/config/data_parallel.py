@@ -55,7 +55,7 @@ class DataParallelOptions(OptionGroup):
         Option(
             "name of a group over several hosts",
             Reader("NAME"),
-            default="the engines of this host form groups of their own",
+            default="none: the engines of this host form groups",
             group=DATA_PARALLEL,
         ),
     ] = ""

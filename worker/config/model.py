@@ -38,7 +38,7 @@ class ModelOptions(OptionGroup):
         Option(
             "Python interpreter of the environment with vLLM and penstock",
             Reader("FILE"),
-            default="the one that runs this",
+            default="this interpreter",
             group=MODEL,
         ),
     ] = ""

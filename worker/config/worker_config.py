@@ -139,7 +139,7 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
         Option(
             "version of the weights, shown in heartbeats and answers until other weights are loaded",
             Name(),
-            default="a digest of them",
+            default="a digest of the weights",
             group=MODEL,
         ),
     ] = None

@@ -17,7 +17,7 @@ _WIDE = 60
 
 def effective_config(settings: Settings) -> str:
     """Return the effective options as lines of a --config file, each with its source."""
-    missing = "".join(f"# {s.declared.name} has to be given\n" for s in settings.all if s.value is msgspec.NODEFAULT)
+    missing = "".join(f"# {s.declared.name} is required\n" for s in settings.all if s.value is msgspec.NODEFAULT)
     present = [setting for setting in settings.all if setting.value is not msgspec.NODEFAULT]
     lines = [(f"{setting.declared.name} = {_toml(shown_value(setting))}", _origin(setting)) for setting in present]
     width = max((len(line) for line, _ in lines if len(line) < _WIDE), default=0)

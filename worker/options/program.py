@@ -60,7 +60,7 @@ class Program:
 def default_words(declared: DeclaredOption) -> str:
     """Return a description of the default for people."""
     if declared.is_required:
-        return "has to be given"
+        return "required"
     if declared.option.default:
         return declared.option.default
     if declared.may_be_none:

@@ -177,7 +177,7 @@ class SwitchOrText(Reader):
 class Texts(Reader):
     """Several texts: an option given several times, a text with commas, a list in TOML."""
 
-    kind = "text, or several"
+    kind = "text, may be repeated"
 
     def read(self, text: str) -> tuple[str, ...]:
         return tuple(part for part in map(str.strip, text.split(",")) if part)
