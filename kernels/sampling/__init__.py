@@ -8,20 +8,13 @@ from torch import Tensor
 from ..dispatch import REFERENCE, OnGpu, select
 from ..errors import KernelInputError
 from . import native, reference
-from .draws import Draws
+from .draws import DTYPES, Draws
 
-__all__ = ["Draws", "argmax", "is_row_independent", "sample"]
+__all__ = ["DTYPES", "Draws", "argmax", "is_row_independent", "sample"]
 
 _GPU = f"{__package__}.gpu"
 _ARGMAX = {REFERENCE: reference.argmax, "cpu": native.argmax, "cuda": OnGpu(_GPU, "argmax")}
 _SAMPLE = {REFERENCE: reference.sample, "cpu": native.sample, "cuda": OnGpu(_GPU, "sample")}
-_DTYPES = {
-    "temperature": torch.float32,
-    "top_k": torch.int64,
-    "top_p": torch.float32,
-    "min_p": torch.float32,
-    "uniforms": torch.float64,
-}
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -61,7 +54,7 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     probabilities (on a GPU 12, by one program, and up to 36 if ``top_k`` exceeds a few hundred).
     """
     _check_logits(logits)
-    for name, dtype in _DTYPES.items():
+    for name, dtype in DTYPES.items():
         column = getattr(draws, name)
         is_readable = column.is_contiguous() and column.device in (torch.device("cpu"), logits.device)
         if column.shape != logits.shape[:1] or column.dtype != dtype or not is_readable:

@@ -7,6 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Of the fields of ``Draws``, in the order in which the kernels take them.
+DTYPES = {
+    "temperature": torch.float32,
+    "top_k": torch.int64,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "uniforms": torch.float64,
+}
+
 
 @dataclass
 class Draws:
@@ -17,7 +26,7 @@ class Draws:
 
     Args:
         temperature: ``[R]`` float32; 0 takes the most probable token.
-        top_k: ``[R]`` int64; 0 keeps all, as do values of at least ``V``.
+        top_k: ``[R]`` int64; values below 1 keep all, as do values of at least ``V``.
         top_p, min_p: ``[R]`` float32; 1 and 0 keep all.
         uniforms: ``[R]`` float64 in [0, 1), the quantile of each row's token in its distribution.
     """
@@ -28,11 +37,14 @@ class Draws:
     min_p: Tensor
     uniforms: Tensor
 
+    def columns(self) -> list[Tensor]:
+        """Return all parameters, in the order of ``DTYPES``."""
+        return [getattr(self, name) for name in DTYPES]
+
     def select(self, rows: Tensor) -> Draws:
         """Return the parameters of some rows, selected by a mask or an index."""
-        return Draws(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.uniforms[rows])
+        return Draws(*(column[rows] for column in self.columns()))
 
     def to(self, device: torch.device) -> Draws:
         """Return a copy on ``device``."""
-        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.uniforms)
-        return Draws(*(column.to(device) for column in columns))
+        return Draws(*(column.to(device) for column in self.columns()))

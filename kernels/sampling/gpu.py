@@ -5,8 +5,9 @@ A row is cut into at most 256 blocks. The kernels compute:
 1. for each block its largest logit (``gpu_blocks.py``);
 2. for each row the most probable token, and a bound that at least 64 tokens reach: the 64th largest of these maxima;
 3. for each block the sum of its weights, and its candidates, the tokens that reach the bound: about a hundred per row;
-4. the draw: in the order of the vocabulary if only ``min_p`` filters, else from the candidates (``gpu_draw.py``). The
-   few rows that need more tokens than their candidates are searched, 4 bits of a logit per pass (``gpu_search.py``).
+4. the draw: from the candidates if ``top_k`` or ``top_p`` filters, else in the order of the vocabulary
+   (``gpu_draw.py``). The few rows that need more tokens than their candidates are searched, 4 bits of a logit per pass
+   (``gpu_search.py``).
 
 Kernels 1 and 3 read all logits with a program for every 4,096 of them, the others have one program per row. The order
 of a row's sums depends on ``V`` only, so its token does not depend on the other rows. Tokens are considered in the same
@@ -103,8 +104,8 @@ def _group_size(block: int) -> int:
 
 
 def _on_device(draws: Draws, device: torch.device) -> Tensor:
-    """Return all parameters as ``[5, R]`` float64, which represents them exactly, in one copy from pinned memory."""
-    columns = (draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniforms)
+    """Return the columns of ``draws`` as float64, which represents them exactly, in one copy from pinned memory."""
+    columns = draws.columns()
     is_pinned = columns[0].device.type == "cpu" and device.type == "cuda"
     shape = len(columns), len(columns[0])
     packed = torch.empty(shape, dtype=torch.float64, pin_memory=is_pinned, device=columns[0].device)

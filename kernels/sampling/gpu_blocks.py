@@ -21,7 +21,7 @@ STATES = tl.constexpr(3)
 NUM_CANDIDATES = tl.constexpr(0)
 NUM_POSITIVE = tl.constexpr(1)
 IS_SEARCHED = tl.constexpr(2)
-# Indices of a row's parameters.
+# Indices of a row's parameters, in the order of ``draws.DTYPES``.
 TEMPERATURE = tl.constexpr(0)
 TOP_K = tl.constexpr(1)
 TOP_P = tl.constexpr(2)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ..native import library
 from . import reference
-from .draws import Draws
+from .draws import DTYPES, Draws
 
 # Number of most probable tokens that the kernel considers; the reference samples rows with a larger top_k.
 _WIDTH = 64
@@ -26,7 +28,7 @@ def argmax(logits: Tensor) -> Tensor:
         return reference.argmax(logits)
     num_rows, vocab_size = logits.shape
     tokens = torch.empty(num_rows, dtype=torch.int64)
-    no_parameters = (None,) * 5
+    no_parameters = (None,) * len(DTYPES)
     function(logits.data_ptr(), logits.stride(0), *no_parameters, tokens.data_ptr(), num_rows, vocab_size)
     return tokens
 
@@ -41,8 +43,9 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     has_wide = bool(is_wide.any())
     temperature = draws.temperature.masked_fill(is_wide, 0.0) if has_wide else draws.temperature
     tokens = torch.empty(num_rows, dtype=torch.int64)
-    parameters = (temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniforms, tokens)
-    function(logits.data_ptr(), logits.stride(0), *(p.data_ptr() for p in parameters), num_rows, vocab_size)
+    parameters = replace(draws, temperature=temperature).columns()
+    pointers = [column.data_ptr() for column in (*parameters, tokens)]
+    function(logits.data_ptr(), logits.stride(0), *pointers, num_rows, vocab_size)
     if has_wide:
         tokens[is_wide] = reference.sample(logits[is_wide], draws.select(is_wide))
     return tokens

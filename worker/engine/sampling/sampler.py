@@ -2,8 +2,8 @@
 
 Changes for single requests are applied first, in vLLM's order: rules about tokens (``token_rules.py``), the operator's
 processors, penalties, a forced end of thinking (all three in ``row_changes.py``), grammars
-(``structured/table.py``). Filters follow, also in vLLM's order: temperature, ``min_p``, ``top_k``, ``top_p``. A row
-draws from the remaining tokens with one uniform number of its seed and position (``kernels/sampling``).
+(``structured/table.py``). Temperature and filters follow, also in vLLM's order. A row draws from the remaining tokens
+with one uniform number of its seed and position (``kernels/sampling``).
 
 The random numbers of requests depend on seed and position alone. So a request draws the same numbers in any batch, and
 an engine that resumes it continues the same stream.
@@ -39,14 +39,15 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def samples_rows_independently(logits: Tensor, rows: SamplingRows) -> bool:
     """Return whether ``sample`` processes each row independently, so that its bits depend on no other row."""
     is_plain = not rows.changes and rows.num_logprobs is None
-    return is_plain and sampling.is_row_independent(logits, torch.from_numpy(rows.top_k))
+    return is_plain and sampling.is_row_independent(logits, torch.from_numpy(rows.parameters["top_k"]))
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Return one token id per row, ``[R]`` int64. ``logits``, ``[R, V]`` of any float dtype, may be overwritten."""
     for change in rows.changes:
         logits = change.apply(logits)
-    if not rows.temperature.any():
+    if not rows.parameters["temperature"].any():
         return sampling.argmax(logits)
-    columns = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, uniforms(rows.seeds, rows.positions))
-    return sampling.sample(logits, sampling.Draws(*map(torch.from_numpy, columns)))
+    columns = rows.parameters | {"uniforms": uniforms(rows.seeds, rows.positions)}
+    draws = sampling.Draws(**{name: torch.from_numpy(column) for name, column in columns.items()})
+    return sampling.sample(logits, draws)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ....kernels.sampling import DTYPES
 from ..scheduling.request import Request
 from ..structured.table import GrammarTable
 from .logprobs import NO_LOGPROBS
@@ -44,8 +46,8 @@ class SamplingRows:
     """Sampling parameters of the ``R`` requests that get a token.
 
     Args:
-        temperature: ``[R]``, 0 for greedy rows.
-        top_k, top_p, min_p: ``[R]``; a ``top_k`` of 0 keeps all tokens.
+        parameters: those of ``kernels.sampling.Draws`` by name, ``[R]`` each, except ``uniforms``, which seeds and
+            positions determine. The temperature of greedy rows is 0.
         seeds: ``[R]``.
         positions: ``[R]``, index of the new token among the output tokens.
         changes: changes to the logits, in the order in which they are applied before all else.
@@ -53,10 +55,7 @@ class SamplingRows:
             row requests any.
     """
 
-    temperature: NDArray[np.float32]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float32]
-    min_p: NDArray[np.float32]
+    parameters: dict[str, NDArray[Any]]
     seeds: NDArray[np.uint64]
     positions: NDArray[np.int64]
     changes: list[LogitsChange] = field(default_factory=list)
@@ -64,14 +63,8 @@ class SamplingRows:
 
     def select(self, rows: NDArray[np.int64]) -> SamplingRows:
         """Select some rows, without ``changes``, which have been applied before, and without ``num_logprobs``."""
-        return SamplingRows(
-            self.temperature[rows],
-            self.top_k[rows],
-            self.top_p[rows],
-            self.min_p[rows],
-            self.seeds[rows],
-            self.positions[rows],
-        )
+        parameters = {name: column[rows] for name, column in self.parameters.items()}
+        return SamplingRows(parameters, self.seeds[rows], self.positions[rows])
 
 
 class SamplingTable:
@@ -80,10 +73,9 @@ class SamplingTable:
     def __init__(self, num_rows: int) -> None:
         self._num_prompt_tokens = np.zeros(num_rows, np.int64)
         self._rows = SamplingRows(
-            temperature=np.zeros(num_rows, np.float32),
-            top_k=np.zeros(num_rows, np.int64),
-            top_p=np.ones(num_rows, np.float32),
-            min_p=np.zeros(num_rows, np.float32),
+            parameters={
+                name: torch.zeros(num_rows, dtype=dtype).numpy() for name, dtype in DTYPES.items() if name != "uniforms"
+            },
             seeds=np.zeros(num_rows, np.uint64),
             positions=np.zeros(num_rows, np.int64),
         )
@@ -106,11 +98,10 @@ class SamplingTable:
         self._last_rows = None
         params = request.params
         self._num_prompt_tokens[row] = request.num_prompt_tokens
-        is_greedy = params.temperature < GREEDY_TEMPERATURE
-        self._rows.temperature[row] = 0.0 if is_greedy else params.temperature
-        self._rows.top_k[row] = max(params.top_k, 0)
-        self._rows.top_p[row] = params.top_p
-        self._rows.min_p[row] = params.min_p
+        for name, column in self._rows.parameters.items():
+            column[row] = getattr(params, name)
+        if params.temperature < GREEDY_TEMPERATURE:
+            self._rows.parameters["temperature"][row] = 0.0
         self._rows.seeds[row] = request.seed
         self._num_logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         for table in self._changes:

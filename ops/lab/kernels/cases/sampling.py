@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from .....kernels.sampling import Draws, argmax, reference, sample
+from .....kernels.sampling import DTYPES, Draws, argmax, reference, sample
 from . import Case, Setting
 
 # Filters and the standard deviation of the logits, by name.
@@ -48,13 +48,10 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def _draws(num_rows: int, top_k: int = 0, top_p: float = 1.0) -> Draws:
-    return Draws(
-        temperature=torch.ones(num_rows),
-        top_k=torch.full((num_rows,), top_k),
-        top_p=torch.full((num_rows,), top_p),
-        min_p=torch.zeros(num_rows),
-        uniforms=(torch.arange(num_rows, dtype=torch.float64) + 0.37) / num_rows,
-    )
+    values = {"temperature": 1.0, "top_k": top_k, "top_p": top_p}
+    columns = {name: torch.full((num_rows,), values.get(name, 0), dtype=dtype) for name, dtype in DTYPES.items()}
+    columns["uniforms"] = (torch.arange(num_rows, dtype=torch.float64) + 0.37) / num_rows
+    return Draws(**columns)
 
 
 def _bind(function: Callable[[Tensor, Draws], Tensor], draws: Draws) -> Callable[[Tensor], Tensor]:

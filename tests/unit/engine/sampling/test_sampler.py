@@ -38,11 +38,9 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
 def rows_of(num_rows: int, seed: int = 7, **params: Any) -> SamplingRows:
     """``num_rows`` equal rows, one for each output position."""
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **params}
+    dtypes = {"top_k": np.int64}
     return SamplingRows(
-        temperature=np.full(num_rows, values["temperature"], np.float32),
-        top_k=np.full(num_rows, values["top_k"], np.int64),
-        top_p=np.full(num_rows, values["top_p"], np.float32),
-        min_p=np.full(num_rows, values["min_p"], np.float32),
+        parameters={name: np.full(num_rows, value, dtypes.get(name, np.float32)) for name, value in values.items()},
         seeds=np.full(num_rows, seed, np.uint64),
         positions=np.arange(num_rows),
     )
@@ -118,10 +116,10 @@ def mixed_rows(num_rows: int) -> SamplingRows:
     rows = rows_of(num_rows)
     index = np.arange(num_rows)
     rows.seeds = index.astype(np.uint64) * np.uint64(3)
-    rows.temperature = np.choose(index % 3, [0.0, 0.8, 1.4]).astype(np.float32)
-    rows.top_k = np.choose(index % 4, [0, 3, 100, 1400])
-    rows.top_p = np.choose(index % 5, [1.0, 0.5, 0.9, 0.99, 1.0]).astype(np.float32)
-    rows.min_p = np.choose(index % 7, [0.0, 0.1, 0.0, 0.0, 0.3, 0.0, 0.0]).astype(np.float32)
+    rows.parameters["temperature"] = np.choose(index % 3, [0.0, 0.8, 1.4]).astype(np.float32)
+    rows.parameters["top_k"] = np.choose(index % 4, [0, 3, 100, 1400])
+    rows.parameters["top_p"] = np.choose(index % 5, [1.0, 0.5, 0.9, 0.99, 1.0]).astype(np.float32)
+    rows.parameters["min_p"] = np.choose(index % 7, [0.0, 0.1, 0.0, 0.0, 0.3, 0.0, 0.0]).astype(np.float32)
     return rows
 
 
@@ -145,7 +143,7 @@ def test_greedy_rows_take_the_most_probable_token() -> None:
     logits = torch.randn(9, 41, generator=torch.Generator().manual_seed(2))
     rows = rows_of(9, temperature=0.0)
     assert torch.equal(sample(logits.clone(), rows), logits.argmax(dim=-1))
-    rows.temperature[::2] = 1.0
+    rows.parameters["temperature"][::2] = 1.0
     mixed = sample(logits.clone(), rows)
     assert torch.equal(mixed[1::2], logits.argmax(dim=-1)[1::2])
 
