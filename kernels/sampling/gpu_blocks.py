@@ -43,8 +43,9 @@ def to_value(key):
 
 
 @triton.jit
-def to_weight(value, largest, temperature, min_p):
-    """Return probabilities relative to the row's largest; 0 below ``min_p`` and for a row with NaN."""
+def to_weight(value, scale):
+    """Return probabilities relative to the row's largest, by the result of ``load_scale``; 0 for a row with NaN."""
+    largest, temperature, min_p = scale
     scaled = (value - largest) / temperature
     weight = tl.where(scaled > _SMALLEST_EXPONENT, tl.exp(scaled), 0.0)
     return tl.where(weight >= min_p, weight, 0.0)
@@ -54,6 +55,20 @@ def to_weight(value, largest, temperature, min_p):
 def load_param(settings, index: tl.constexpr, row, num_rows):
     """Return a parameter of a row, float64."""
     return tl.load(settings + index * num_rows + row)
+
+
+@triton.jit
+def load_scale(settings, bounds, temperature, row, num_rows):
+    """Return how logits of a row become weights: its largest logit, its temperature, and the smallest weight."""
+    min_p = load_param(settings, MIN_P, row, num_rows).to(tl.float32)
+    return to_value(tl.load(bounds + row * 2)), temperature, min_p
+
+
+@triton.jit
+def with_threshold(scale, weight):
+    """Return ``scale`` that also drops weights below ``weight``."""
+    largest, temperature, min_p = scale
+    return largest, temperature, tl.maximum(weight.to(tl.float32), min_p)
 
 
 @triton.jit
@@ -114,12 +129,11 @@ def block_weights_kernel(
     row, group = tl.program_id(0), tl.program_id(1)
     temperature = load_param(settings, TEMPERATURE, row, num_rows).to(tl.float32)
     if temperature > 0.0:
-        min_p = load_param(settings, MIN_P, row, num_rows).to(tl.float32)
-        largest = to_value(tl.load(bounds + row * 2))
+        scale = load_scale(settings, bounds, temperature, row, num_rows)
         least = tl.load(bounds + row * 2 + 1)
         ids = group * GROUP * BLOCK + tl.arange(0, GROUP * BLOCK)
         values = load_logits(logits, stride, row, ids, vocab_size)
-        weights = to_weight(values, largest, temperature, min_p)
+        weights = to_weight(values, scale)
         weights = tl.where(ids < vocab_size, weights, 0.0)
         block = group * GROUP + tl.arange(0, GROUP)
         block_sums = tl.sum(tl.reshape(weights, (GROUP, BLOCK)), 1)

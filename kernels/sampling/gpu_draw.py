@@ -10,7 +10,6 @@ import triton.language as tl
 
 from .gpu_blocks import (
     IS_SEARCHED,
-    MIN_P,
     NUM_CANDIDATES,
     NUM_POSITIVE,
     STATES,
@@ -20,6 +19,7 @@ from .gpu_blocks import (
     UNIFORM,
     load_logits,
     load_param,
+    load_scale,
     to_value,
     to_weight,
 )
@@ -49,9 +49,8 @@ def draw_kernel(
     if temperature > 0.0:
         top_k = load_param(settings, TOP_K, row, num_rows).to(tl.int64)
         top_p = load_param(settings, TOP_P, row, num_rows)
-        min_p = load_param(settings, MIN_P, row, num_rows).to(tl.float32)
         uniform = load_param(settings, UNIFORM, row, num_rows)
-        largest = to_value(tl.load(bounds + row * 2))
+        scale = load_scale(settings, bounds, temperature, row, num_rows)
         has_limit = (top_k > 0) & (top_k < vocab_size)
         token = tl.full([], -1, tl.int32)
         if has_limit | (top_p < 1.0):
@@ -64,14 +63,12 @@ def draw_kernel(
                 total = tl.sum(_block_sums(sums, row, vocab_size, BLOCK, MAX_BLOCKS), 0)
                 token, needs_search = _draw_from_candidates(
                     candidates + row.to(tl.int64) * 2 * CAPACITY, num_candidates, has_more, limit, width, has_limit,
-                    total, largest, temperature, min_p, top_p, uniform, CAPACITY,
+                    total, scale, top_p, uniform, CAPACITY,
                 )  # fmt: skip
             tl.store(state + row * STATES + IS_SEARCHED, needs_search.to(tl.int32))
         else:
             blocks = _block_sums(sums, row, vocab_size, BLOCK, MAX_BLOCKS)
-            token = _draw_in_order(
-                logits, stride, row, blocks, vocab_size, largest, temperature, min_p, uniform, BLOCK, MAX_BLOCKS
-            )
+            token = _draw_in_order(logits, stride, row, blocks, vocab_size, scale, uniform, BLOCK, MAX_BLOCKS)
         if token >= 0:
             tl.store(tokens + row, token.to(tl.int64))
 
@@ -85,7 +82,7 @@ def _block_sums(sums, row, vocab_size, BLOCK: tl.constexpr, MAX_BLOCKS: tl.const
 
 @triton.jit
 def _draw_from_candidates(
-    candidates, num_candidates, has_more, limit, width, has_limit, total, largest, temperature, min_p, top_p, uniform,
+    candidates, num_candidates, has_more, limit, width, has_limit, total, scale, top_p, uniform,
     CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """Return the token drawn, and whether the row must be searched because its prefix does not end within ``width``.
@@ -98,7 +95,7 @@ def _draw_from_candidates(
     is_candidate = index < num_candidates
     keys = tl.load(candidates + index, mask=is_candidate, other=0)
     ids = tl.load(candidates + CAPACITY + index, mask=is_candidate, other=0)
-    weights = _exact(tl.where(is_candidate, to_weight(to_value(keys), largest, temperature, min_p), 0.0))
+    weights = _exact(tl.where(is_candidate, to_weight(to_value(keys), scale), 0.0))
     ranks = tl.zeros((CAPACITY,), tl.int32)
     before = tl.zeros((CAPACITY,), tl.float64)
     for start in range(0, num_candidates, _TILE):
@@ -106,13 +103,13 @@ def _draw_from_candidates(
         is_other = other < num_candidates
         other_keys = tl.load(candidates + other, mask=is_other, other=0)
         other_ids = tl.load(candidates + CAPACITY + other, mask=is_other, other=0)
-        other_weights = _exact(to_weight(to_value(other_keys), largest, temperature, min_p))
+        other_weights = _exact(to_weight(to_value(other_keys), scale))
         is_tied = other_keys[None, :] == keys[:, None]
         is_ahead = (other_keys[None, :] > keys[:, None]) | (is_tied & (other_ids[None, :] < ids[:, None]))
         is_ahead = is_ahead & is_other[None, :]
         ranks += tl.sum(is_ahead.to(tl.int32), 1)
         before += tl.sum(tl.where(is_ahead, other_weights[None, :], 0.0), 1)
-    # A weight below min_p is 0. Kept tokens are a prefix, so the sums before them only contain kept tokens.
+    # Filters set weights to 0. Kept tokens are a prefix, so the sums before them only contain kept tokens.
     is_kept = is_candidate & (ranks < tl.minimum(limit, width)) & (weights > 0.0)
     reach = tl.max(tl.where(is_kept, before + weights, 0.0), 0)
     has_more = has_more | (num_candidates > width)
@@ -129,7 +126,7 @@ def _draw_from_candidates(
 
 @triton.jit
 def _draw_in_order(
-    logits, stride, row, blocks, vocab_size, largest, temperature, min_p, uniform,
+    logits, stride, row, blocks, vocab_size, scale, uniform,
     BLOCK: tl.constexpr, MAX_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Draw by inverse CDF in the order of the vocabulary: first a block, then a token of it."""
@@ -140,7 +137,7 @@ def _draw_in_order(
     block = tl.min(tl.where((cumulative > target) & (blocks > 0.0), number, MAX_BLOCKS), 0)
     before = tl.max(tl.where(number < block, cumulative, 0.0), 0)
     ids = block * BLOCK + tl.arange(0, BLOCK)
-    weights = to_weight(load_logits(logits, stride, row, ids, vocab_size), largest, temperature, min_p)
+    weights = to_weight(load_logits(logits, stride, row, ids, vocab_size), scale)
     weights = tl.where(ids < vocab_size, weights, 0.0).to(tl.float64)
     inner = before + tl.cumsum(weights, 0)
     first = tl.min(tl.where((inner > target) & (weights > 0.0), ids, vocab_size), 0)

@@ -15,16 +15,17 @@ import triton.language as tl
 
 from .gpu_blocks import (
     IS_SEARCHED,
-    MIN_P,
     STATES,
     TEMPERATURE,
     TOP_K,
     TOP_P,
     UNIFORM,
     load_param,
+    load_scale,
     to_key,
     to_value,
     to_weight,
+    with_threshold,
 )
 
 _LEAST_KEY = tl.constexpr(-(1 << 31))
@@ -42,45 +43,39 @@ def search_kernel(
         temperature = load_param(settings, TEMPERATURE, row, num_rows).to(tl.float32)
         top_k = load_param(settings, TOP_K, row, num_rows)
         top_p = load_param(settings, TOP_P, row, num_rows)
-        min_p = load_param(settings, MIN_P, row, num_rows).to(tl.float32)
         uniform = load_param(settings, UNIFORM, row, num_rows)
-        largest = to_value(tl.load(bounds + row * 2))
+        scale = load_scale(settings, bounds, temperature, row, num_rows)
         row_logits = logits + row.to(tl.int64) * stride
         floor = tl.full([], _LEAST_KEY, tl.int32)
         extra = tl.full([], 0.0, tl.float64)
         num_tied = tl.full([], 0, tl.int32)
         has_limit = (top_k > 0) & (top_k < vocab_size)
         if has_limit:
-            floor = _search(
-                row_logits, vocab_size, floor, extra, top_k, largest, temperature, min_p, False, True, BLOCK
-            )
+            floor = _search(row_logits, vocab_size, floor, extra, top_k, scale, False, True, BLOCK)
             # Of the tokens that tie with the last one of top_k, only the first ones are kept.
-            _, num_above = _sum_above(row_logits, vocab_size, floor, largest, temperature, min_p, BLOCK)
+            _, num_above = _sum_above(row_logits, vocab_size, floor, scale, BLOCK)
             num_tied = top_k.to(tl.int32) - num_above
-            extra = num_tied.to(tl.float64) * to_weight(to_value(floor), largest, temperature, min_p).to(tl.float64)
-        total, _ = _sum_above(row_logits, vocab_size, floor, largest, temperature, min_p, BLOCK)
+            extra = num_tied.to(tl.float64) * to_weight(to_value(floor), scale).to(tl.float64)
+        total, _ = _sum_above(row_logits, vocab_size, floor, scale, BLOCK)
         nucleus = (total + extra) * top_p
-        last = _search(row_logits, vocab_size, floor, extra, nucleus, largest, temperature, min_p, False, False, BLOCK)
-        last = tl.maximum(tl.minimum(last, to_key(largest)), floor)
-        before, num_before, num_last, weight = _tied_tokens(
-            row_logits, vocab_size, last, floor, num_tied, largest, temperature, min_p, BLOCK
-        )
+        last = _search(row_logits, vocab_size, floor, extra, nucleus, scale, False, False, BLOCK)
+        last = tl.maximum(tl.minimum(last, to_key(scale[0])), floor)
+        before, num_before, num_last, weight = _tied_tokens(row_logits, vocab_size, last, floor, num_tied, scale, BLOCK)
         num_last = _tokens_within(nucleus - before, weight, num_last)
         if has_limit | (num_before + num_last <= WIDTH):
             token = _draw_in_descent(
                 row_logits, vocab_size, floor, extra, num_tied, last, before + num_last.to(tl.float64) * weight,
-                num_last, largest, temperature, min_p, uniform, BLOCK,
+                num_last, scale, uniform, BLOCK,
             )  # fmt: skip
         else:
-            threshold = tl.maximum(weight.to(tl.float32), min_p)
-            token = _draw_in_order(row_logits, vocab_size, largest, temperature, threshold, uniform, BLOCK)
+            token = _draw_in_order(row_logits, vocab_size, with_threshold(scale, weight), uniform, BLOCK)
         if token >= 0:
             tl.store(tokens + row, token.to(tl.int64))
 
 
 @triton.jit
 def _search(
-    row_logits, vocab_size, floor, extra, goal, largest, temperature, min_p,
+    row_logits, vocab_size, floor, extra, goal, scale,
     IS_STRICT: tl.constexpr, IS_COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Return the largest key whose ``S``, a weight or a count, reaches ``goal``, or exceeds it if ``IS_STRICT``.
@@ -98,7 +93,7 @@ def _search(
             values = _load(row_logits, at, vocab_size)
             keys = to_key(values)
             ones = tl.full((BLOCK,), 1.0, tl.float32)
-            weights = ones if IS_COUNT else to_weight(values, largest, temperature, min_p)
+            weights = ones if IS_COUNT else to_weight(values, scale)
             weights = tl.where((at < vocab_size) & (keys > floor), weights, 0.0)
             reach += tl.sum(tl.where(keys[:, None] >= trial_keys[None, :], weights[:, None], 0.0), 0).to(tl.float64)
         does_reach = (reach > goal) if IS_STRICT else (reach >= goal)
@@ -113,7 +108,7 @@ def _load(row_logits, at, vocab_size):
 
 
 @triton.jit
-def _sum_above(row_logits, vocab_size, key, largest, temperature, min_p, BLOCK: tl.constexpr):
+def _sum_above(row_logits, vocab_size, key, scale, BLOCK: tl.constexpr):
     """Return the weight of the tokens above ``key``, float64, and their number."""
     total = tl.full([], 0.0, tl.float64)
     count = tl.full([], 0, tl.int32)
@@ -121,7 +116,7 @@ def _sum_above(row_logits, vocab_size, key, largest, temperature, min_p, BLOCK: 
         at = start + tl.arange(0, BLOCK)
         values = _load(row_logits, at, vocab_size)
         is_above = (at < vocab_size) & (to_key(values) > key)
-        weights = to_weight(values, largest, temperature, min_p)
+        weights = to_weight(values, scale)
         total += tl.sum(tl.where(is_above, weights, 0.0), 0).to(tl.float64)
         count += tl.sum(is_above.to(tl.int32), 0)
     return total, count
@@ -140,17 +135,17 @@ def _count_equal(row_logits, vocab_size, key, BLOCK: tl.constexpr):
 @triton.jit
 def _draw_in_descent(
     row_logits, vocab_size, floor, extra, num_tied, last, prefix, num_last,
-    largest, temperature, min_p, uniform, BLOCK: tl.constexpr,
+    scale, uniform, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Draw in descending order from a prefix of weight ``prefix`` that ends with ``num_last`` tokens of key ``last``.
 
     Return -1 if the weight is 0.
     """
     target = tl.minimum(uniform * prefix, prefix * _BELOW_ONE)
-    drawn = _search(row_logits, vocab_size, floor, extra, target, largest, temperature, min_p, True, False, BLOCK)
-    drawn = tl.maximum(tl.minimum(drawn, to_key(largest)), last)
+    drawn = _search(row_logits, vocab_size, floor, extra, target, scale, True, False, BLOCK)
+    drawn = tl.maximum(tl.minimum(drawn, to_key(scale[0])), last)
     before, _, num_drawn, weight = _tied_tokens(
-        row_logits, vocab_size, drawn, floor, num_tied, largest, temperature, min_p, BLOCK
+        row_logits, vocab_size, drawn, floor, num_tied, scale, BLOCK
     )  # fmt: skip
     num_drawn = tl.where(drawn == last, num_last, num_drawn)
     index = tl.floor((target - before) / tl.where(weight > 0.0, weight, 1.0))
@@ -160,11 +155,11 @@ def _draw_in_descent(
 
 
 @triton.jit
-def _tied_tokens(row_logits, vocab_size, key, floor, num_tied, largest, temperature, min_p, BLOCK: tl.constexpr):
+def _tied_tokens(row_logits, vocab_size, key, floor, num_tied, scale, BLOCK: tl.constexpr):
     """Return weight and number of the tokens above ``key``, and number and weight of each kept token with ``key``."""
-    before, num_before = _sum_above(row_logits, vocab_size, key, largest, temperature, min_p, BLOCK)
+    before, num_before = _sum_above(row_logits, vocab_size, key, scale, BLOCK)
     count = _count_equal(row_logits, vocab_size, key, BLOCK)
-    weight = to_weight(to_value(key), largest, temperature, min_p).to(tl.float64)
+    weight = to_weight(to_value(key), scale).to(tl.float64)
     return before, num_before, tl.where((key == floor) & (num_tied > 0), num_tied, count), weight
 
 
@@ -191,23 +186,23 @@ def _find_equal(row_logits, vocab_size, key, index, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _draw_in_order(row_logits, vocab_size, largest, temperature, threshold, uniform, BLOCK: tl.constexpr):
-    """Draw from the tokens of at least weight ``threshold``, in the order of the vocabulary; return -1 without any."""
+def _draw_in_order(row_logits, vocab_size, scale, uniform, BLOCK: tl.constexpr):
+    """Draw from the tokens with a weight, in the order of the vocabulary; return -1 without any."""
     total = tl.full([], 0.0, tl.float64)
     for start in range(0, vocab_size, BLOCK):
-        total += _block_sum(row_logits, start, vocab_size, largest, temperature, threshold, BLOCK)
+        total += _block_sum(row_logits, start, vocab_size, scale, BLOCK)
     target = tl.minimum(uniform * total, total * _BELOW_ONE)
     sum_before = tl.full([], 0.0, tl.float64)
     begin = tl.full([], -1, tl.int32)
     begin_sum = tl.full([], 0.0, tl.float64)
     for start in range(0, vocab_size, BLOCK):
-        sum_after = sum_before + _block_sum(row_logits, start, vocab_size, largest, temperature, threshold, BLOCK)
+        sum_after = sum_before + _block_sum(row_logits, start, vocab_size, scale, BLOCK)
         is_here = (begin < 0) & (sum_after > target)
         begin = tl.where(is_here, start, begin)
         begin_sum = tl.where(is_here, sum_before, begin_sum)
         sum_before = sum_after
     at = tl.maximum(begin, 0) + tl.arange(0, BLOCK)
-    weights = to_weight(_load(row_logits, at, vocab_size), largest, temperature, threshold)
+    weights = to_weight(_load(row_logits, at, vocab_size), scale)
     weights = tl.where((at < vocab_size) & (begin >= 0), weights, 0.0).to(tl.float64)
     inner = begin_sum + tl.cumsum(weights, 0)
     first = tl.min(tl.where((inner > target) & (weights > 0.0), at, vocab_size), 0)
@@ -215,7 +210,7 @@ def _draw_in_order(row_logits, vocab_size, largest, temperature, threshold, unif
 
 
 @triton.jit
-def _block_sum(row_logits, start, vocab_size, largest, temperature, threshold, BLOCK: tl.constexpr):
+def _block_sum(row_logits, start, vocab_size, scale, BLOCK: tl.constexpr):
     at = start + tl.arange(0, BLOCK)
-    weights = to_weight(_load(row_logits, at, vocab_size), largest, temperature, threshold)
+    weights = to_weight(_load(row_logits, at, vocab_size), scale)
     return tl.sum(tl.where(at < vocab_size, weights, 0.0), 0).to(tl.float64)
