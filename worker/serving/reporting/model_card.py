@@ -11,13 +11,12 @@ from typing import Any
 
 from ....shared.deployment.records import EngineSetup, ModelCard
 from ....shared.messages.core import Ready
+from ....shared.params.sampling import SamplingParams
 from ...config.engine_config import EngineConfig
 from ...text.tokenizer import TextCodec
 
 # Fields of generation_config.json that a caller can set in SamplingParams.
-_RECOMMENDED = frozenset(
-    {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id"}
-)
+_RECOMMENDED = frozenset({"do_sample", "max_new_tokens", "eos_token_id", *SamplingParams.__struct_fields__})
 
 
 def make_card(config: EngineConfig, ready: Ready, codec: TextCodec, *, is_tracing_enabled: bool = False) -> ModelCard:
