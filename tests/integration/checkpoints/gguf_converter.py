@@ -1,286 +1,30 @@
-"""Models of transformers' as GGUF files of every architecture, by the names and the writer of the package gguf.
-
-What each conversion does to numbers is what llama.cpp's converter does.
-"""
+"""Models of transformers' as GGUF files of every architecture, by the names and the writer of the package gguf."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from penstock.ops.lab.survey.small_config import small_config
 
+from .gguf_conversions import CONVERSIONS as ATTENTION
+from .gguf_conversions import Keys
+from .gguf_hybrids import HYBRIDS
 from .gguf_models import vocabulary
 
 # Else the tests are skipped.
 gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed: pip install 'penstock[dev]'")
-Pairs = Iterable[tuple[str, Tensor]]
-Keys = dict[str, Any]
-
-
-def _no_keys(_config: Any) -> Keys:
-    return {}
-
-
-def _unchanged(_config: Any, name: str, tensor: Tensor) -> Pairs:
-    return [(name, tensor)]
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """How a model type is written.
-
-    Args:
-        architecture: ggml's name.
-        changes: fields of the small configuration that differ.
-        keys: what the file says beside ``common_keys``, without the architecture's name.
-        convert: a tensor's name and numbers as the package's names know them.
-    """
-
-    architecture: str
-    changes: dict[str, Any] = field(default_factory=dict)
-    keys: Callable[[Any], Keys] = _no_keys
-    convert: Callable[[Any, str, Tensor], Pairs] = _unchanged
-
-
-def with_one_added(_config: Any, name: str, tensor: Tensor) -> Pairs:
-    return [(name, tensor + 1 if name.endswith("norm.weight") else tensor)]
-
-
-def interleaved(config: Any, name: str, tensor: Tensor) -> Pairs:
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    count = next((count for part, count in heads.items() if f"{part}." in name), 0)
-    if count:
-        halves = tensor.reshape(count, 2, tensor.shape[0] // count // 2, *tensor.shape[1:])
-        tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
-    return [(name, tensor)]
-
-
-def experts_of(config: Any, name: str, tensor: Tensor) -> Pairs:
-    """Stacks of experts, whose gate and up matrices transformers joins."""
-    if name.endswith("experts.gate_up_proj"):
-        gate, up = tensor.chunk(2, 1)
-        stem = name.removesuffix("gate_up_proj")
-        return [(f"{stem}gate_proj.weight", gate), (f"{stem}up_proj.weight", up)]
-    return [(f"{name}.weight" if name.endswith("experts.down_proj") else name, tensor)]
-
-
-def window_keys(config: Any) -> Keys:
-    return {"attention.sliding_window": config.sliding_window}
-
-
-def pattern_keys(config: Any) -> Keys:
-    return {
-        **window_keys(config),
-        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
-    }
-
-
-def scale_keys(config: Any) -> Keys:
-    return {
-        "attention.scale": config.attention_multiplier,
-        "embedding_scale": config.embedding_multiplier,
-        "residual_scale": config.residual_multiplier,
-        "logit_scale": config.logits_scaling,
-    }
-
-
-def softcap_keys(config: Any) -> Keys:
-    return {
-        **window_keys(config),
-        "attn_logit_softcapping": config.attn_logit_softcapping,
-        "final_logit_softcapping": config.final_logit_softcapping,
-    }
-
-
-def rotated_keys(config: Any) -> Keys:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return {"rope.dimension_count": int(head_dim * config.rope_parameters["partial_rotary_factor"])}
-
-
-def yarn_keys(config: Any) -> Keys:
-    rope = config.rope_parameters
-    return {
-        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
-        "attention.temperature_scale": rope["llama_4_scaling_beta"],
-    }
-
-
-def without_middle_axis(_config: Any, name: str, tensor: Tensor) -> Pairs:
-    """Convolutions of one channel each; and LFM2's experts."""
-    if "conv.conv" in name:
-        tensor = tensor.squeeze(1)
-    name = name.replace("expert_bias", "expert_bias.bias")
-    parts = experts_of(_config, name, tensor)
-    names = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-    return [
-        (name.replace("model.", "", 1).replace(proj, names[proj]), numbers)
-        if ".experts." in name and (proj := name.split(".")[-2]) in names
-        else (name, numbers)
-        for name, numbers in parts
-    ]
-
-
-def lfm2_keys(config: Any) -> Keys:
-    heads = config.num_key_value_heads
-    return {
-        "attention.head_count_kv": [heads if kind == "full_attention" else 0 for kind in config.layer_types],
-        "shortconv.l_cache": config.conv_L_cache,
-    }
-
-
-def granite_moe(config: Any, name: str, tensor: Tensor) -> Pairs:
-    """The converter splits what transformers joins, under ggml's own names of experts."""
-    name = name.replace("block_sparse_moe.router.weight", "block_sparse_moe.router.layer.weight")
-    layer = name.split(".")[2] if ".layers." in name else ""
-    halves = {"experts.gate_up_proj": "exps", "shared_mlp.input_linear.weight": "shexp"}
-    for ending, kind in halves.items():
-        if name.endswith(ending):
-            gate, up = tensor.chunk(2, -2)
-            return [(f"blk.{layer}.ffn_gate_{kind}.weight", gate), (f"blk.{layer}.ffn_up_{kind}.weight", up)]
-    if name.endswith("experts.down_proj"):
-        return [(f"blk.{layer}.ffn_down_exps.weight", tensor)]
-    return interleaved(config, name, tensor)
-
-
-def gpt_oss(_config: Any, name: str, tensor: Tensor) -> Pairs:
-    if name.endswith("self_attn.sinks"):
-        return [(f"{name}.weight", tensor)]
-    if ".experts." not in name:
-        return [(name, tensor)]
-    kind = "bias" if name.endswith("_bias") else "weight"
-    stem = name.removesuffix("_bias")
-    if kind == "weight":
-        tensor = tensor.transpose(1, 2)
-    if stem.endswith("down_proj"):
-        return [(f"{stem}.{kind}", tensor)]
-    stem = stem.removesuffix("gate_up_proj")
-    return [(f"{stem}gate_proj.{kind}", tensor[:, ::2]), (f"{stem}up_proj.{kind}", tensor[:, 1::2])]
-
-
-def deepseek(config: Any, name: str, tensor: Tensor) -> Pairs:
-    """Keys and values of heads are split, and the keys transposed."""
-    if name.endswith("e_score_correction_bias"):
-        return [(name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor)]
-    if not name.endswith("kv_b_proj.weight"):
-        return experts_of(config, name, tensor)
-    sizes = [config.qk_nope_head_dim, config.v_head_dim]
-    keys, values = tensor.unflatten(0, (config.num_attention_heads, -1)).split(sizes, 1)
-    return [(name.replace("kv_b", "k_b"), keys.transpose(1, 2)), (name.replace("kv_b", "v_b"), values)]
-
-
-def deepseek_keys(config: Any) -> Keys:
-    sigmoid = config.model_type == "deepseek_v3"
-    rotated, rank = config.qk_rope_head_dim, config.kv_lora_rank
-    groups = {"expert_group_count": config.n_group, "expert_group_used_count": config.topk_group} if sigmoid else {}
-    return {
-        **groups,
-        "attention.head_count_kv": 1,
-        "attention.q_lora_rank": config.q_lora_rank,
-        "attention.kv_lora_rank": rank,
-        "attention.key_length": rank + rotated,
-        "attention.value_length": rank,
-        "attention.key_length_mla": config.qk_nope_head_dim + rotated,
-        "attention.value_length_mla": config.v_head_dim,
-        "rope.dimension_count": rotated,
-        "expert_count": config.n_routed_experts,
-        "expert_shared_count": config.n_shared_experts,
-        "expert_feed_forward_length": config.moe_intermediate_size,
-        "leading_dense_block_count": config.first_k_dense_replace,
-        "expert_weights_scale": float(config.routed_scaling_factor),
-        "expert_weights_norm": config.norm_topk_prob,
-        "expert_gating_func": 2 if sigmoid else 1,
-    }
-
-
-_GRANITE_SCALES = {
-    "attention_multiplier": 0.2,
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.5,
-    "logits_scaling": 2.0,
-}
-# Of six layers one sees everything.
-_SIX = {"num_hidden_layers": 7, "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]}
-_FOUR = {"layer_types": [*["sliding_attention"] * 3, "full_attention"]}
-CONVERSIONS = {
-    "gemma": Conversion("gemma", convert=with_one_added),
-    "gemma2": Conversion(
-        "gemma2", {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}, softcap_keys, with_one_added
-    ),
-    "gemma3_text": Conversion(
-        "gemma3", {**_SIX, "query_pre_attn_scalar": 16, "tie_word_embeddings": True}, window_keys, with_one_added
-    ),
-    "phi3": Conversion(
-        "phi3",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
-        lambda config: {**rotated_keys(config), "attention.sliding_window": config.sliding_window or 0},
-    ),
-    "smollm3": Conversion("smollm3", convert=interleaved),
-    "granite": Conversion("granite", _GRANITE_SCALES, scale_keys, interleaved),
-    "olmo2": Conversion("olmo2"),
-    "olmo3": Conversion("olmo2", keys=pattern_keys),
-    "cohere": Conversion("command-r", keys=lambda config: {"logit_scale": config.logit_scale}),
-    "cohere2": Conversion("cohere2", _FOUR, lambda config: {**window_keys(config), "logit_scale": config.logit_scale}),
-    "ministral3": Conversion("mistral3", keys=yarn_keys, convert=interleaved),
-    "glm4": Conversion("glm4", keys=rotated_keys),
-    "ernie4_5": Conversion("ernie4_5"),
-    "hunyuan_v1_dense": Conversion("hunyuan-dense"),
-    "seed_oss": Conversion("seed_oss"),
-    "exaone4": Conversion("exaone4", keys=pattern_keys),
-    "nemotron": Conversion(
-        "nemotron",
-        keys=lambda config: {**rotated_keys(config), "attention.layer_norm_epsilon": config.norm_eps},
-        convert=with_one_added,
-    ),
-    "starcoder2": Conversion("starcoder2"),
-    "qwen2_moe": Conversion(
-        "qwen2moe",
-        keys=lambda config: {
-            "expert_feed_forward_length": config.moe_intermediate_size,
-            "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
-        },
-        convert=experts_of,
-    ),
-    "olmoe": Conversion("olmoe", {"num_key_value_heads": 4}, convert=experts_of),
-    "granitemoe": Conversion("granitemoe", _GRANITE_SCALES, scale_keys, granite_moe),
-    "granitemoeshared": Conversion(
-        "granitemoe",
-        {**_GRANITE_SCALES, "shared_intermediate_size": 48},
-        lambda config: {**scale_keys(config), "expert_shared_feed_forward_length": config.shared_intermediate_size},
-        granite_moe,
-    ),
-    "gpt_oss": Conversion(
-        "gpt-oss",
-        keys=lambda config: {**window_keys(config), "expert_feed_forward_length": config.intermediate_size},
-        convert=gpt_oss,
-    ),
-    "deepseek_v2": Conversion("deepseek2", {"first_k_dense_replace": 1}, deepseek_keys, deepseek),
-    "deepseek_v3": Conversion("deepseek2", {"first_k_dense_replace": 1, "n_group": 2}, deepseek_keys, deepseek),
-    "lfm2": Conversion("lfm2", {"block_auto_adjust_ff_dim": False}, lfm2_keys, without_middle_axis),
-    "lfm2_moe": Conversion(
-        "lfm2moe",
-        keys=lambda config: {
-            **lfm2_keys(config),
-            "expert_feed_forward_length": config.moe_intermediate_size,
-            "leading_dense_block_count": config.num_dense_layers,
-            "expert_gating_func": 2,
-        },
-        convert=without_middle_axis,
-    ),
-}
+CONVERSIONS = {**ATTENTION, **HYBRIDS}
 
 
 def common_keys(config: Any) -> Keys:
     """What llama.cpp's converter writes for every model, as far as the configuration says it."""
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0}
     local = rope.get("sliding_attention", {})
     rope = rope.get("full_attention", rope)
     names = {
@@ -342,7 +86,11 @@ def write_converted(path: Path, model: PreTrainedModel, **more: Any) -> Path:
     kind = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == key)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, key)
-    values = {f"{key}.{name}": value for name, value in {**common_keys(config), **conversion.keys(config)}.items()}
+    values = {
+        f"{key}.{name}": value
+        for name, value in {**common_keys(config), **conversion.keys(config)}.items()
+        if value is not None
+    }
     values |= vocabulary(config.vocab_size)
     for name, value in {**values, **{k.replace("__", "."): v for k, v in more.items()}}.items():
         _add_value(writer, name, value)

@@ -32,7 +32,8 @@ def test_a_file_gives_the_tokens_of_its_model(model_type: str, tmp_path: Path) -
     assert type(loaded) is type(model)
     weights = loaded.state_dict()
     assert weights.keys() == model.state_dict().keys()
-    for name, tensor in model.state_dict().items():
+    kept = {} if CONVERSIONS[model_type].folds else model.state_dict()
+    for name, tensor in kept.items():
         torch.testing.assert_close(weights[name], tensor, msg=lambda text, name=name: f"{name}: {text}")
     prompt = torch.tensor([PROMPT])
     expected = model.generate(prompt, max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None)[0, len(PROMPT) :]
@@ -54,6 +55,10 @@ HYPERPARAMETERS = {
     "attention.key_length_mla": 4,
     "attention.value_length_mla": 2,
     "rope.dimension_count": 2,
+    "ssm.group_count": 1,
+    "ssm.time_step_rank": 1,
+    "ssm.inner_size": 2,
+    "ssm.state_size": 1,
 }
 
 

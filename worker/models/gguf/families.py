@@ -40,31 +40,37 @@ _PARTS = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor of ggml's lies in transformers' model. All functions get the file's family first.
+    """Where a tensor of ggml's lies in transformers' model. Functions of two arguments get the file's family first.
 
     Args:
         name: of transformers' tensor. "{}" stands for the number of an expert, each of which has its own tensor.
         view: returns the part of transformers' tensor that has ggml's numbers in ggml's order; None for all of it.
         shape: of transformers' tensor, from ggml's; None for the same.
         undo: computes transformers' numbers from ggml's; None for the same.
+        rows: those of ggml's tensor that lie here; None for all.
     """
 
     name: str
     view: Callable[[Family, Tensor], Tensor] | None = None
     shape: Callable[[Family, Shape], Shape] | None = None
     undo: Callable[[Tensor], Tensor] | None = None
+    rows: Callable[[Family], slice] | None = None
+
+
+# A name, or one place or several.
+Places = str | Place | tuple[Place, ...]
 
 
 class Target(NamedTuple):
     """A tensor of transformers' that a tensor of the file fills, or a part of.
 
     Args:
-        number: of the matrix in the file's tensor; None for all of it.
+        part: number of the matrix in the file's tensor, or its rows; None for all of it.
     """
 
     name: str
     shape: Shape
-    number: int | None
+    part: int | slice | None
     place: Place
 
 
@@ -74,8 +80,8 @@ class Architecture:
 
     Args:
         model_class: transformers' class.
-        layer: names in a layer by ggml's names. A key with an ending (".bias") stands for that tensor alone, and its
-            value is the whole name.
+        layer: names in a layer by ggml's names. A key with an ending (".bias", or "." for none) stands for that tensor
+            alone, and its value is the whole name.
         top: the same of tensors outside layers.
         fields: fields of the configuration by ggml's keys; left out if the file lacks the key.
         constants: fields of the configuration that are the same in all models, or that ggml assumes.
@@ -90,8 +96,8 @@ class Architecture:
 
     model_type: str
     model_class: str
-    layer: Mapping[str, str | Place] = field(default_factory=dict)
-    top: Mapping[str, str | Place] = field(default_factory=dict)
+    layer: Mapping[str, Places] = field(default_factory=dict)
+    top: Mapping[str, Places] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     norm_eps: str = "rms_norm_eps"
@@ -124,18 +130,25 @@ class Family:
             # Layers that predict further tokens.
             return []
         own = self.architecture.top if layer is None else self.architecture.layer
-        exact = own.get(f"{part}.{kind}")
+        exact = own.get(f"{part}.{kind or ''}")
         found = exact or own.get(part) or (_TOP if layer is None else _LAYER).get(part)
         if found is None:
             return [Target(name, shape, None, Place(name))]
-        place = self._changed(part, kind, found) if isinstance(found, str) else found
         prefix = "" if layer is None else f"model.layers.{layer}."
         ending = f".{kind}" if kind and not exact else ""
+        places = (self._changed(part, kind, found),) if isinstance(found, str) else found
+        return [
+            target
+            for place in (places if isinstance(places, tuple) else (places,))
+            for target in self._of_place(place, prefix, ending, shape)
+        ]
+
+    def _of_place(self, place: Place, prefix: str, ending: str, shape: Shape) -> list[Target]:
         inner = place.shape(self, shape) if place.shape else shape
         if "{}" in place.name:
             names = [f"{prefix}{place.name.format(number)}{ending}" for number in range(shape[0])]
             return [Target(each, inner[1:], number, place) for number, each in enumerate(names)]
-        return [Target(f"{prefix}{place.name}{ending}", inner, None, place)]
+        return [Target(f"{prefix}{place.name}{ending}", inner, place.rows(self) if place.rows else None, place)]
 
     def _changed(self, part: str, kind: str | None, name: str) -> Place:
         if self.architecture.adds_one and part.endswith("norm") and kind == "weight":
@@ -190,6 +203,16 @@ class Family:
         return [self.number("attention.head_count_kv", self.num_heads)] * self.num_layers
 
     @property
+    def intermediate_size(self) -> int:
+        """Width of the layers' own networks. Some layers have none in models that mix kinds of layers."""
+        widths = self.value("feed_forward_length")
+        distinct = set(widths) - {0} if isinstance(widths, list) else set()
+        if len(distinct) == 1:
+            return distinct.pop()
+        # Files of models whose layers have nothing but experts may lack the other.
+        return self.number("feed_forward_length", self.value("expert_feed_forward_length"))
+
+    @property
     def head_dim(self) -> int:
         """Size of a head. Raises ``ModelLoadError`` if values have another size, or only a part of a head is rotated
         where models are rotated whole.
@@ -226,7 +249,7 @@ class Family:
             "model_type": architecture.model_type,
             "vocab_size": vocab.shape[0],
             "hidden_size": self.number("embedding_length"),
-            "intermediate_size": self.number("feed_forward_length"),
+            "intermediate_size": self.intermediate_size,
             "num_hidden_layers": self.num_layers,
             "num_attention_heads": self.num_heads,
             "num_key_value_heads": self.num_kv_heads,

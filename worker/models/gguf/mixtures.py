@@ -6,14 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from .families import Architecture, Family, Place, Shape
+from .families import Architecture, Family, Place, Places, Shape
 
 _GATING_SIGMOID = 2
-_EXPERTS = {
+EXPERTS: dict[str, Places] = {
     "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
     **{f"ffn_{name}_exps": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")},
 }
-_SHARED_EXPERT = {
+SHARED_EXPERT: dict[str, Places] = {
     "ffn_gate_inp_shexp": Place("mlp.shared_expert_gate", shape=lambda _family, shape: (1, shape[-1])),
     **{f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
 }
@@ -25,7 +26,7 @@ GRANITE_FIELDS = {
 }
 
 
-def _half(name: str, number: int) -> Place:
+def half(name: str, number: int) -> Place:
     """Return one of two tensors that transformers joins along the rows of each matrix."""
 
     def view(_family: Family, out: Tensor) -> Tensor:
@@ -103,8 +104,8 @@ def _keys_and_values(family: Family, shape: Shape, rank_axis: int) -> Shape:
     return family.num_heads * (fields["qk_nope_head_dim"] + fields["v_head_dim"]), shape[rank_axis]
 
 
-_DEEPSEEK_LAYER: dict[str, str | Place] = {
-    **_EXPERTS,
+_DEEPSEEK_LAYER: dict[str, Places] = {
+    **EXPERTS,
     **{f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "attn_q_a": "self_attn.q_a_proj",
@@ -129,10 +130,10 @@ _DEEPSEEK_FIELDS = {
     "norm_topk_prob": "expert_weights_norm",
 }
 _GATE, _UP = _alternate("mlp.experts.gate_up_proj", 0), _alternate("mlp.experts.gate_up_proj", 1)
-_GRANITE_EXPERTS: dict[str, str | Place] = {
+_GRANITE_EXPERTS: dict[str, Places] = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
-    "ffn_gate_exps": _half("block_sparse_moe.input_linear", 0),
-    "ffn_up_exps": _half("block_sparse_moe.input_linear", 1),
+    "ffn_gate_exps": half("block_sparse_moe.input_linear", 0),
+    "ffn_up_exps": half("block_sparse_moe.input_linear", 1),
     "ffn_down_exps": "block_sparse_moe.output_linear",
 }
 
@@ -140,7 +141,7 @@ MIXTURES = {
     "qwen2moe": Architecture(
         "qwen2_moe",
         "Qwen2MoeForCausalLM",
-        layer={**_EXPERTS, **_SHARED_EXPERT},
+        layer={**EXPERTS, **SHARED_EXPERT},
         fields={
             "num_experts": "expert_count",
             "moe_intermediate_size": "expert_feed_forward_length",
@@ -152,7 +153,7 @@ MIXTURES = {
     "qwen3moe": Architecture(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
-        layer=_EXPERTS,
+        layer=EXPERTS,
         fields={"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"},
         # llama.cpp computes all models of this architecture like this.
         constants={"norm_topk_prob": True},
@@ -161,7 +162,7 @@ MIXTURES = {
     "olmoe": Architecture(
         "olmoe",
         "OlmoeForCausalLM",
-        layer=_EXPERTS,
+        layer=EXPERTS,
         fields={"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
         constants={"norm_topk_prob": False},
     ),
@@ -226,8 +227,8 @@ GRANITE_SHARED = Architecture(
     "GraniteMoeSharedForCausalLM",
     layer={
         **_GRANITE_EXPERTS,
-        "ffn_gate_shexp": _half("shared_mlp.input_linear", 0),
-        "ffn_up_shexp": _half("shared_mlp.input_linear", 1),
+        "ffn_gate_shexp": half("shared_mlp.input_linear", 0),
+        "ffn_up_shexp": half("shared_mlp.input_linear", 1),
         "ffn_down_shexp": "shared_mlp.output_linear",
     },
     fields={**MIXTURES["granitemoe"].fields, "shared_intermediate_size": "expert_shared_feed_forward_length"},

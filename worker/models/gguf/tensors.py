@@ -30,11 +30,14 @@ class _Source(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape if self.target.number is None else self.tensor.shape[1:]
+        part = self.target.part
+        if part is None:
+            return self.tensor.shape
+        return self.tensor.shape[1:] if isinstance(part, int) else (len(self.data), *self.tensor.shape[1:])
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        return self.tensor.data if self.target.number is None else self.tensor.data[self.target.number]
+        return self.tensor.data if self.target.part is None else self.tensor.data[self.target.part]
 
 
 def read_gguf(path: Path, dtype: torch.dtype) -> Readable:
