@@ -97,7 +97,7 @@ class NamedProcessor:
 
     def params(self, params: PoolingParams | None) -> PoolingParams | None:
         """Return the parameters of the prompts."""
-        merged = self._call("merge_pooling_params", lambda: self._processor.merge_pooling_params(params))
+        merged = self._call_method("merge_pooling_params", lambda: self._processor.merge_pooling_params(params))
         if not isinstance(merged, PoolingParams | None):
             raise self._failed(f"returned {shown(merged)} from merge_pooling_params, which is not a PoolingParams")
         return merged
@@ -108,7 +108,7 @@ class NamedProcessor:
 
     def response(self, output: Any) -> msgspec.Raw:
         """Return ``output`` as JSON."""
-        response = self._call("output_to_response", lambda: self._processor.output_to_response(output))
+        response = self._call_method("output_to_response", lambda: self._processor.output_to_response(output))
         try:
             return msgspec.Raw(msgspec.json.encode(response))
         except Exception as error:  # also for invalid strings and circular references
@@ -119,7 +119,7 @@ class NamedProcessor:
         function = getattr(self._processor, method)
         if not inspect.iscoroutinefunction(function):
             call = partial(function, argument, **named)
-            return await in_long_thread(LongWork.IO_PROCESSORS, self._call, method, call)
+            return await in_long_thread(LongWork.IO_PROCESSORS, self._call_method, method, call)
         try:
             return await function(argument, **named)
         except BaseException as error:  # whatever its code raises
@@ -127,7 +127,7 @@ class NamedProcessor:
                 raise
             raise self._error_of(method, error) from error
 
-    def _call(self, method: str, call: Callable[[], Any]) -> Any:
+    def _call_method(self, method: str, call: Callable[[], Any]) -> Any:
         """Return the result of a method. Errors are converted here, since a StopIteration cannot leave a thread."""
         try:
             return call()

@@ -283,7 +283,7 @@ class EventStream:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer an HTTP request as an ASGI application."""
-        self._answering = answering = asyncio.create_task(self._answer(send))
+        self._answering = answering = asyncio.create_task(self._send_events(send))
         leaving = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -295,7 +295,7 @@ class EventStream:
             await asyncio.gather(answering, leaving, return_exceptions=True)
             await self.aclose()
 
-    async def _answer(self, send: Send) -> None:
+    async def _send_events(self, send: Send) -> None:
         try:
             await self.start()
         except asyncio.CancelledError:

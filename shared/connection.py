@@ -135,7 +135,7 @@ class CommandConnection:
             connection = None
             try:
                 connection = await self._ensure_open()
-                reply = await self._send(connection, args)
+                reply = await self._put_in_outbox(connection, args)
             except (*LOST, ResponseError) as error:
                 is_refusal, is_full = refuses_for_now(error), tells_of_fullness(error)
                 if isinstance(error, ResponseError) and not is_refusal:
@@ -216,8 +216,8 @@ class CommandConnection:
         self._num_silent_looks = 0
         self._unsent = Unsent(connection)
         self._tasks = [
-            asyncio.create_task(self._write(connection, self._has_output)),
-            asyncio.create_task(self._read(connection)),
+            asyncio.create_task(self._write_outbox(connection, self._has_output)),
+            asyncio.create_task(self._read_replies(connection)),
         ]
 
     def _note_refusal(self, error: Exception, connection: AbstractConnection | None) -> None:
@@ -240,7 +240,7 @@ class CommandConnection:
             if self._on_moved is not None:
                 self._on_moved()
 
-    def _send(self, connection: AbstractConnection, args: tuple[Any, ...]) -> asyncio.Future[Any]:
+    def _put_in_outbox(self, connection: AbstractConnection, args: tuple[Any, ...]) -> asyncio.Future[Any]:
         """Put a command into the outbox; returns the future of its reply."""
         try:
             packed = pack_command(connection, args)
@@ -256,7 +256,7 @@ class CommandConnection:
             self._next_look = loop.call_later(LOOK_INTERVAL_S, self._look)
         return reply
 
-    async def _write(self, connection: AbstractConnection, has_output: asyncio.Event) -> None:
+    async def _write_outbox(self, connection: AbstractConnection, has_output: asyncio.Event) -> None:
         try:
             while True:
                 await has_output.wait()
@@ -266,9 +266,9 @@ class CommandConnection:
         except Exception as error:
             self._drop(error, connection)
 
-    async def _read(self, connection: AbstractConnection) -> None:
+    async def _read_replies(self, connection: AbstractConnection) -> None:
         try:
-            await deliver_replies(connection, partial(self._take, self._waiting), self._note_part)
+            await deliver_replies(connection, partial(self._pass_reply, self._waiting), self._note_part)
         except Exception as error:
             # Whatever it is, a reply that nobody reads would be waited for in vain.
             self._drop(error, connection)
@@ -276,7 +276,7 @@ class CommandConnection:
     def _note_part(self) -> None:
         self._num_silent_looks = 0
 
-    def _take(self, waiting: deque[asyncio.Future[Any]], reply: Any) -> None:
+    def _pass_reply(self, waiting: deque[asyncio.Future[Any]], reply: Any) -> None:
         """Give a reply to the command that has waited longest on its connection."""
         self._num_silent_looks = 0
         future = waiting.popleft()

@@ -67,8 +67,8 @@ def _command(name: str) -> Command:
         # The wheel leaves the laboratory out.
         if not COMMANDS[name].startswith(LAB) or error.name != resolve_name(LAB, __name__):
             raise
-    return Command(name, "Needs a clone of Penstock's repository.", _refuse, forwards_arguments=True)
+    return Command(name, "Needs a clone of Penstock's repository.", _refuse_without_clone, forwards_arguments=True)
 
 
-def _refuse(_: argparse.Namespace) -> int:
+def _refuse_without_clone(_: argparse.Namespace) -> int:
     raise UsageError("this command is not part of the installed package; run it in a clone of Penstock's repository")

@@ -27,14 +27,14 @@ class WaitingNotice:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Watch while the block runs."""
-        watcher = asyncio.create_task(self._watch())
+        watcher = asyncio.create_task(self._watch_for_silence())
         try:
             yield
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
 
-    async def _watch(self) -> None:
+    async def _watch_for_silence(self) -> None:
         is_announced = False
         while True:
             self._news.clear()

@@ -70,7 +70,7 @@ class Edge:
                     headers["connection"] = "close"
             await send(message)
 
-        refusal = await self._refusal(scope, connection)
+        refusal = await self._refusal_of_request(scope, connection)
         if refusal is not None:
             await refusal(scope, body, send_with_headers)
             return
@@ -82,7 +82,7 @@ class Edge:
         with acting_as(Actor(name=name, via="dashboard", address=address, source=source)):
             await self._app(scope, body, send_with_headers)
 
-    async def _refusal(self, scope: Scope, connection: HTTPConnection) -> Response | None:
+    async def _refusal_of_request(self, scope: Scope, connection: HTTPConnection) -> Response | None:
         """Store the access in the request's state, or return the response that refuses the request."""
         if self._hosts and urlsplit(f"//{connection.headers.get('host', '')}").hostname not in self._hosts:
             return PlainTextResponse(f"call this dashboard by {' or '.join(self._hosts)}", 421)

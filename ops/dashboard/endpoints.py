@@ -49,7 +49,7 @@ class Endpoints:
         routes = [
             Route(page.path, self._guarded(page, self._html)),
             Route(f"{stem}.csv", self._guarded(page, self._csv)),
-            Route(f"{stem}.json", self._guarded(page, self._json)),
+            Route(f"{stem}.json", self._guarded(page, self._page_as_json)),
         ]
         if page.live:
             routes.append(Route(f"/live{stem}", self._guarded(page, self._stream)))
@@ -79,7 +79,7 @@ class Endpoints:
             page = self._renderer.named(action.back)
             params = {name: body[name] for name in page.query if body.get(name)}
             if action.is_shown_once:
-                view = await self._read(page, params, access)
+                view = await self._read_view(page, params, access)
                 return HTMLResponse(self._renderer.page(page, view, params, access, root_of(request), note))
             response = RedirectResponse(f"{root_of(request)}{page.path}{query(**params)}", 303)
             response.set_cookie(
@@ -111,7 +111,7 @@ class Endpoints:
 
     async def _html(self, page: Page, request: Request) -> Response:
         params, access = _params(page, request), request.state.access
-        view = await self._read(page, params, access)
+        view = await self._read_view(page, params, access)
         note = unquote(request.cookies.get(NOTE_COOKIE, ""))
         response = HTMLResponse(self._renderer.page(page, view, params, access, root_of(request), note))
         if note:
@@ -119,12 +119,12 @@ class Endpoints:
         return response
 
     async def _csv(self, page: Page, request: Request) -> Response:
-        view = await self._read(page, _params(page, request), request.state.access)
+        view = await self._read_view(page, _params(page, request), request.state.access)
         disposition = f'attachment; filename="penstock-{page.name}.csv"'
         return Response(as_csv(view), media_type="text/csv", headers={"content-disposition": disposition})
 
-    async def _json(self, page: Page, request: Request) -> Response:
-        view = await self._read(page, _params(page, request), request.state.access)
+    async def _page_as_json(self, page: Page, request: Request) -> Response:
+        view = await self._read_view(page, _params(page, request), request.state.access)
         return Response(as_json(view), media_type="application/json")
 
     async def _stream(self, page: Page, request: Request) -> ASGIApp:
@@ -134,7 +134,7 @@ class Endpoints:
         topic = Topic(page, params, access.role, access.sees_contents, root_of(request))
         return EventStream(self._runtime.watcher.follow(topic), status_wait_s=0.0)
 
-    async def _read(self, page: Page, params: dict[str, str], access: Access) -> View:
+    async def _read_view(self, page: Page, params: dict[str, str], access: Access) -> View:
         snapshot = PageSnapshot(self._runtime.source)
         try:
             return await page.read(snapshot, params, access)

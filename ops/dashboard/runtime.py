@@ -151,7 +151,9 @@ class Watcher:
         self.num_ticks += 1
         snapshot = PageSnapshot(self._source)
         try:
-            await asyncio.gather(*(self._renew(snapshot, topic, feed) for topic, feed in list(self._feeds.items())))
+            await asyncio.gather(
+                *(self._renew_feed(snapshot, topic, feed) for topic, feed in list(self._feeds.items()))
+            )
         finally:
             await snapshot.close()
 
@@ -168,7 +170,7 @@ class Watcher:
             await self.tick()
             await asyncio.sleep(max(0.0, next_at - loop.time()))
 
-    async def _renew(self, snapshot: PageSnapshot, topic: Topic, feed: _Feed) -> None:
+    async def _renew_feed(self, snapshot: PageSnapshot, topic: Topic, feed: _Feed) -> None:
         params = dict(topic.params)
         access = Access("", topic.role, topic.sees_contents)
         try:

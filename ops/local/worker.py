@@ -64,7 +64,7 @@ class LocalWorker:
         self._life_line = LifeLine(self._process.pid)
         self._spawned_at = time.monotonic()
         self._lines: queue.Queue[str] = queue.Queue()
-        self._reading = threading.Thread(target=self._read, args=(self._process, self._lines), daemon=True)
+        self._reading = threading.Thread(target=self._read_lines, args=(self._process, self._lines), daemon=True)
         self._reading.start()
 
     def await_ready(self) -> None:
@@ -119,7 +119,7 @@ class LocalWorker:
         return status
 
     @staticmethod
-    def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
+    def _read_lines(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             lines.put(line)

@@ -41,21 +41,23 @@ def build_app(snapshot: Snapshot, names: MetricNames) -> Starlette:
         return Response(expose(snapshot.samples(), names), media_type=CONTENT_TYPE_LATEST)
 
     async def list_wanted(_: Request) -> Response:
-        return _json([_reply(model, signal) for model, signal in sorted(snapshot.wanted.items())])
+        return _json_response([_reply(model, signal) for model, signal in sorted(snapshot.wanted.items())])
 
     async def wanted_of(request: Request) -> Response:
         model = request.path_params["model"]
         if model not in snapshot.wanted:
-            return _json({"error": f"no worker has served model {model!r} yet, or it could not be read so far"}, 404)
-        return _json(_reply(model, snapshot.wanted[model]))
+            return _json_response(
+                {"error": f"no worker has served model {model!r} yet, or it could not be read so far"}, 404
+            )
+        return _json_response(_reply(model, snapshot.wanted[model]))
 
     async def healthz(_: Request) -> Response:
-        return _json({"status": "ok"})
+        return _json_response({"status": "ok"})
 
     async def readyz(_: Request) -> Response:
         if snapshot.is_good:
-            return _json({"status": "ok"})
-        return _json({"error": "Redis, or the one that holds a model, does not answer"}, 503)
+            return _json_response({"status": "ok"})
+        return _json_response({"error": "Redis, or the one that holds a model, does not answer"}, 503)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -83,7 +85,7 @@ def _reply(model: str, wanted: Wanted) -> WantedReply:
     return WantedReply(model, math.ceil(wanted.wanted_engines), round(wanted.wanted_engines, 3), wanted.num_engines)
 
 
-def _json(content: object, status: int = 200) -> Response:
+def _json_response(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 

@@ -70,7 +70,7 @@ class Snapshot:
         try:
             while True:
                 is_fit = is_fit or await self._is_fit()
-                await self._read(commands if is_fit else None, servers)
+                await self._read_everything(commands if is_fit else None, servers)
                 await asyncio.sleep(self._refresh_s)
         finally:
             for connection in (commands, *servers.values()):
@@ -86,7 +86,9 @@ class Snapshot:
             return False
         return True
 
-    async def _read(self, commands: CommandConnection | None, servers: Mapping[str, CommandConnection]) -> None:
+    async def _read_everything(
+        self, commands: CommandConnection | None, servers: Mapping[str, CommandConnection]
+    ) -> None:
         """Read everything again; without ``commands`` only the metrics of the servers."""
         models, redis, home = await asyncio.gather(
             self._model_samples(commands), redis_samples(servers), self._home_samples(servers[HOME])

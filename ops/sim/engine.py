@@ -165,13 +165,13 @@ class Engine:
                 one.num_made += 1
                 measures.record_tokens(one.note, 1)
                 measures.record_output(one.note, now)
-        self._end([one for one in self.running.values() if one.num_made >= one.note.num_output])
+        self._end_requests([one for one in self.running.values() if one.num_made >= one.note.num_output])
         if now - self._appended_s >= self.kind.append_every_s:
             self._append()
         if was_on_probation and not self._has_probationer():
             self.claims.wake(cause="end")
 
-    def _end(self, ended: list[Running]) -> None:
+    def _end_requests(self, ended: list[Running]) -> None:
         if not ended:
             return
         for one in ended:

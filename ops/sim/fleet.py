@@ -40,7 +40,7 @@ class Fleet:
         scenario = self._world.scenario
         for kind in scenario.engines:
             for _ in range(kind.number):
-                self._env.process(self._start(kind, self._spread_s()))
+                self._env.process(self._start_engine(kind, self._spread_s()))
         for deaths in scenario.deaths:
             self._env.process(self._let_die(deaths))
         if scenario.autoscaling:
@@ -55,7 +55,7 @@ class Fleet:
         """Return a random delay, since engines of a deployment do not all start at the same time."""
         return self._random.random()
 
-    def _start(self, kind: Engines, after_s: float) -> Process:
+    def _start_engine(self, kind: Engines, after_s: float) -> Process:
         yield self._env.timeout(after_s)
         engine_id = f"engine{self._num_made:05}"
         self._num_made += 1
@@ -108,7 +108,7 @@ class Fleet:
                 for partition in self._world.partitions:
                     self._env.process(self._reclaim(engine, partition))
             if deaths.back_after_s is not None:
-                self._env.process(self._start(engine.kind, deaths.back_after_s + self._spread_s()))
+                self._env.process(self._start_engine(engine.kind, deaths.back_after_s + self._spread_s()))
 
     def _scale_forever(self, rule: Autoscaling) -> Process:
         kind, enough_since = self._world.scenario.engines[0], math.inf
@@ -136,7 +136,7 @@ class Fleet:
                 enough_since = self._env.now
 
     def _start_one_more(self, kind: Engines, after_s: float) -> Process:
-        yield from self._start(kind, after_s)
+        yield from self._start_engine(kind, after_s)
         self._num_starting -= 1
 
 

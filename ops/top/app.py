@@ -115,19 +115,19 @@ class Top(App[None]):
         elif action.confirm:
             self.push_screen(TypeToConfirm(choice.form[action.confirm]), lambda ok: self._on_typed(action, choice, ok))
         else:
-            self._start(action, choice.form)
+            self._start_change(action, choice.form)
 
     def _on_typed(self, action: Action, choice: Choice, is_right: bool | None) -> None:
         if is_right:
-            self._start(action, choice.form)
+            self._start_change(action, choice.form)
         else:
             self._show_message("nothing was done")
 
-    def _start(self, action: Action, form: Mapping[str, str]) -> None:
+    def _start_change(self, action: Action, form: Mapping[str, str]) -> None:
         self._show_message("in progress …")
-        self.run_worker(partial(self._change, action, form), group="changes")
+        self.run_worker(partial(self._run_change, action, form), group="changes")
 
-    async def _change(self, action: Action, form: Mapping[str, str]) -> None:
+    async def _run_change(self, action: Action, form: Mapping[str, str]) -> None:
         try:
             self._show_message(await action.do(ActionContext(self._source, form, self._access)))
         except (PenstockError, RedisError) as error:

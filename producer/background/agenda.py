@@ -148,7 +148,9 @@ class Agenda:
         Args:
             unless_known: leave the due time of an item that is on the agenda unchanged.
         """
-        return bool(await self._run(_ADD, f"{kind}:{item_id}", round(delay_s * 1000), "NX" if unless_known else "LT"))
+        return bool(
+            await self._run_script(_ADD, f"{kind}:{item_id}", round(delay_s * 1000), "NX" if unless_known else "LT")
+        )
 
     async def remove(self, kind: str, item_id: str) -> None:
         """Delete an item. A process that works on it loses its hold."""
@@ -159,7 +161,7 @@ class Agenda:
         """Return up to ``limit`` due items without a live hold: the longest due first, or half of each end if there are
         more.
         """
-        flat = await self._run(_DUE, limit)
+        flat = await self._run_script(_DUE, limit)
         items: list[DueItem] = []
         for item, token in zip(flat[::2], flat[1::2], strict=True):
             kind, _, item_id = item.decode().partition(":")
@@ -169,23 +171,23 @@ class Agenda:
     async def hold(self, kind: str, item_id: str) -> Hold | None:
         """Acquire a due item; None if it is not due, or another process holds it."""
         hold = Hold(self, f"{kind}:{item_id}", os.urandom(12).hex())
-        return hold if await self._run(_HOLD, hold.item, hold.token, self._lease_ms) else None
+        return hold if await self._run_script(_HOLD, hold.item, hold.token, self._lease_ms) else None
 
     async def let_go(self, item: str, token: str, delay_s: float | None) -> bool:
         """Release a hold: the item is done (None), or due again in ``delay_s``. False if the hold was lost."""
         delay_ms = "" if delay_s is None else round(delay_s * 1000)
-        return bool(await self._run(_LET_GO, item, token, delay_ms))
+        return bool(await self._run_script(_LET_GO, item, token, delay_ms))
 
     async def keep(self, hold: Hold) -> None:
         """Renew a hold until it is lost; then return."""
-        while await self._run(_RENEW, hold.item, hold.token, self._lease_ms):  # noqa: ASYNC110  # time passes; no event is awaited
+        while await self._run_script(_RENEW, hold.item, hold.token, self._lease_ms):  # noqa: ASYNC110  # time passes; no event is awaited
             await asyncio.sleep(self._lease_ttl_s * RENEW_SHARE)
 
     @property
     def _lease_ms(self) -> int:
         return round(self._lease_ttl_s * 1000)
 
-    async def _run(self, script: Script, *args: Any) -> Any:
+    async def _run_script(self, script: Script, *args: Any) -> Any:
         return await self._connection.run_script(script, self._keys, list(args))
 
 

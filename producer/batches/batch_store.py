@@ -173,7 +173,7 @@ class BatchStore:
         Raises:
             UnknownBatchError: no batch has this id.
         """
-        (record,) = await self._read([batch_id])
+        (record,) = await self._read_batches([batch_id])
         if record is None:
             raise _unknown(batch_id)
         return record
@@ -188,7 +188,7 @@ class BatchStore:
         """
 
         async def read(ids: Sequence[str]) -> list[Batch | None]:
-            return [None if record is None else record.batch for record in await self._read(ids)]
+            return [None if record is None else record.batch for record in await self._read_batches(ids)]
 
         key = self._keys.batches(tenant)
         return await read_page(
@@ -240,7 +240,9 @@ class BatchStore:
     async def open_batches(self, limit: int = MAX_LIMIT) -> Sequence[BatchRecord]:
         """Return the open batches of all tenants, sorted by the expiry of their leases."""
         ids = await self._connection.execute("ZRANGE", self._keys.open, 0, limit - 1)
-        return [record for record in await self._read([batch_id.decode() for batch_id in ids]) if record is not None]
+        return [
+            record for record in await self._read_batches([batch_id.decode() for batch_id in ids]) if record is not None
+        ]
 
     async def free_batches(self) -> Sequence[str]:
         """Return the open batches that no live runner seems to hold."""
@@ -251,11 +253,11 @@ class BatchStore:
         ids += await self._connection.execute("ZRANGEBYSCORE", self._keys.open, f"({now_ms + ttl_ms}", "+inf")
         specs = [
             None if record is None else record.spec
-            for record in await self._read([batch_id.decode() for batch_id in ids])
+            for record in await self._read_batches([batch_id.decode() for batch_id in ids])
         ]
         return [spec.id for spec in specs if spec is not None and (not spec.is_private or now_s >= spec.expires_at)]
 
-    async def _read(self, ids: Sequence[str]) -> Sequence[BatchRecord | None]:
+    async def _read_batches(self, ids: Sequence[str]) -> Sequence[BatchRecord | None]:
         keys = map(self._keys.batch, ids)
         replies = await asyncio.gather(*(self._connection.execute("HGETALL", key) for key in keys))
         return [_to_record(reply) for reply in replies]

@@ -153,7 +153,7 @@ class Files:
         Raises:
             UnknownFileError: the tenant has no file with this id.
         """
-        (record,) = await self._read([file_id])
+        (record,) = await self._read_records([file_id])
         if record is None or record.tenant != tenant:
             raise UnknownFileError(f"unknown file {shown(file_id)}; it may have been deleted or have expired")
         return record
@@ -167,7 +167,7 @@ class Files:
 
     async def is_known(self, file_id: str) -> bool:
         """Return whether the file exists, for any tenant."""
-        return (await self._read([file_id]))[0] is not None
+        return (await self._read_records([file_id]))[0] is not None
 
     async def content(self, file_id: str, *, tenant: str = "default") -> AsyncIterator[bytes]:
         """Iterate over the contents in chunks.
@@ -207,7 +207,7 @@ class Files:
             raise ValidationError(f"purpose must be one of {', '.join(PURPOSES)}, got {shown(purpose)}")
 
         async def read(ids: Sequence[str]) -> list[FileObject | None]:
-            return [None if record is None else record.file for record in await self._read(ids)]
+            return [None if record is None else record.file for record in await self._read_records(ids)]
 
         return await read_page(
             self._connection,
@@ -260,7 +260,7 @@ class Files:
         await self.contents.clear(item_id)
         await self._connection.execute("ZREM", self._keys.garbage, item_id)
 
-    async def _read(self, ids: Sequence[str]) -> list[FileRecord | None]:
+    async def _read_records(self, ids: Sequence[str]) -> list[FileRecord | None]:
         records = await self._connection.execute("MGET", *map(self._keys.file, ids))
         return [None if record is None else _record_decoder.decode(record) for record in records]
 

@@ -85,7 +85,7 @@ class Journal:
         on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append((_encoder.encode(row) + b"\n", on_disk))
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write())
+            self._writing = asyncio.create_task(self._write_pending())
         await on_disk
 
     async def close(self) -> None:
@@ -94,7 +94,7 @@ class Journal:
             await asyncio.wait([self._writing])
         os.close(self._fd)
 
-    async def _write(self) -> None:
+    async def _write_pending(self) -> None:
         while self._pending:
             rows, self._pending = self._pending, []
             error: OSError | None = None

@@ -63,7 +63,7 @@ class Lease:
         self._renewal: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Lease:
-        self._renewal = asyncio.create_task(self._renew())
+        self._renewal = asyncio.create_task(self._renew_batch())
         return self
 
     async def __aexit__(
@@ -77,7 +77,7 @@ class Lease:
         # A lease that cannot be released expires. The block itself raises the reason.
         with contextlib.suppress(PenstockError, TimeoutError):
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
-                await self._write(ttl_ms=0)
+                await self._write_fields(ttl_ms=0)
 
     async def write(
         self, status: BatchStatus | None = None, fields: Fields | None = None, files: Sequence[FileRecord] = ()
@@ -89,7 +89,7 @@ class Lease:
         Raises:
             BatchTakenOverError: another runner has claimed the batch.
         """
-        status_now, _ = await self._write(status, fields, files, ttl_ms=self._ttl_ms)
+        status_now, _ = await self._write_fields(status, fields, files, ttl_ms=self._ttl_ms)
         return status_now
 
     async def close(self) -> bool:
@@ -98,13 +98,13 @@ class Lease:
         args = [self.spec.id, self.holder, BATCH_TTL_MS]
         return bool(await self._connection.run_script(SCRIPTS["close"], keys, args))
 
-    async def _renew(self) -> None:
+    async def _renew_batch(self) -> None:
         """Renew the lease until the end of the block, even while the run is ending."""
         interval_s = min(RENEW_INTERVAL_S, self._ttl_ms / 3000)
         while True:
             await asyncio.sleep(interval_s)
             try:
-                status, now_s = await self._write(fields=self.counts(), ttl_ms=self._ttl_ms)
+                status, now_s = await self._write_fields(fields=self.counts(), ttl_ms=self._ttl_ms)
             except Exception as error:
                 if not self.interruption.done():
                     self.interruption.set_exception(error)
@@ -116,7 +116,7 @@ class Lease:
             elif now_s >= self.spec.expires_at:
                 self.interruption.set_result(Interruption.EXPIRED)
 
-    async def _write(
+    async def _write_fields(
         self,
         status: BatchStatus | None = None,
         fields: Fields | None = None,

@@ -155,7 +155,7 @@ class _Run:
         is_cancelled = status is BatchStatus.CANCELLING
         if 0 in tally.is_done:
             await self._cancel_rows(rows, inputs, tally)
-        await self._finish(rows, inputs, is_cancelled=is_cancelled)
+        await self._finish_batch(rows, inputs, is_cancelled=is_cancelled)
 
     async def _checked_input(self) -> InputRows | list[RowProblem]:
         """Return the rows. The input is first linked to the working folder, so that its file may be deleted."""
@@ -229,7 +229,7 @@ class _Run:
             )
             await asyncio.gather(*map(rows.cancel, numbers, input_rows))
 
-    async def _finish(self, rows: Rows, inputs: InputRows, *, is_cancelled: bool) -> None:
+    async def _finish_batch(self, rows: Rows, inputs: InputRows, *, is_cancelled: bool) -> None:
         """Write the output files and end the batch, both or neither."""
         files, spec = self._store.files, self._spec
         names = {kind: _file_id(spec.id, self._lease.holder, kind) for kind in ("output", "error")}

@@ -76,7 +76,7 @@ class AdapterControl(ClientCore):
             model = options.get("model")
             record, former = await self.register_lora(lora, path, tenant=tenant, copy_to=copy_to, model=model)
             return await self.load_registered(record, former, **options)
-        return await self._change(AddLora(request), options)
+        return await self._change_at_engines(AddLora(request), options)
 
     async def load_registered(
         self, record: AdapterRecord, former: AdapterRecord | None, **options: Unpack[CallOptions]
@@ -84,7 +84,7 @@ class AdapterControl(ClientCore):
         """Load the adapter that ``register_lora`` registered. Takes the two values that it returned."""
         options["model"] = record.model
         try:
-            loaded = await self._change(AddLora(record.request()), options)
+            loaded = await self._change_at_engines(AddLora(record.request()), options)
         except EngineCallError as error:
             may_load = any(isinstance(cause, _INCONCLUSIVE) for cause in error.errors.values())
             if error.answers or may_load or not await self._restore_name(record, former):
@@ -95,7 +95,7 @@ class AdapterControl(ClientCore):
         if former is not None and former.pinned and former.number != record.number:
             await self._unpin_unnamed(former.number, options)
         if record.pinned:
-            await self._change(PinLora(record.number), options)
+            await self._change_at_engines(PinLora(record.number), options)
         return loaded
 
     async def register_lora(
@@ -172,7 +172,7 @@ class AdapterControl(ClientCore):
         if await self._numbered(number):
             await self._unpin_unnamed(number, options)
             return {}
-        return await self._change(RemoveLora(number), options)
+        return await self._change_at_engines(RemoveLora(number), options)
 
     async def list_loras(self, **options: Unpack[CallOptions]) -> dict[str, set[int]]:
         """Return the numbers of the adapters that each engine has loaded; ``adapters`` returns their names."""
@@ -189,10 +189,10 @@ class AdapterControl(ClientCore):
         """
         record = await self._mark(lora, owner_of(tenant), pinned=True)
         if record is None:
-            return await self._change(PinLora(RemoveLora(int(lora)).lora_id), options)
+            return await self._change_at_engines(PinLora(RemoveLora(int(lora)).lora_id), options)
         options.setdefault("model", record.model)
-        await self._change(AddLora(record.request()), options)
-        return await self._change(PinLora(record.number), options)
+        await self._change_at_engines(AddLora(record.request()), options)
+        return await self._change_at_engines(PinLora(record.number), options)
 
     async def unpin_lora(
         self, lora: int | str, *, tenant: str | None = None, **options: Unpack[CallOptions]
@@ -202,9 +202,9 @@ class AdapterControl(ClientCore):
         if record is not None:
             options.setdefault("model", record.model)
         number = record.number if record is not None else RemoveLora(int(lora)).lora_id
-        return await self._change(PinLora(number, pinned=False), options)
+        return await self._change_at_engines(PinLora(number, pinned=False), options)
 
-    async def _change(self, call: AddLora | RemoveLora | PinLora, options: CallOptions) -> dict[str, bool]:
+    async def _change_at_engines(self, call: AddLora | RemoveLora | PinLora, options: CallOptions) -> dict[str, bool]:
         try:
             return _successes(await self._call_engines(call, LoraChanged, options))
         except EngineDeadError:
@@ -218,7 +218,7 @@ class AdapterControl(ClientCore):
     async def _unpin_unnamed(self, number: int, options: CallOptions) -> None:
         """Unpin an adapter at the engines, unless a pinned name points to it."""
         if not any(record.pinned for record in await self._numbered(number)):
-            await self._change(PinLora(number, pinned=False), options)
+            await self._change_at_engines(PinLora(number, pinned=False), options)
 
     async def _remove(self, name: str, tenant: str) -> AdapterRecord:
         async with self._operations.audit.audited("adapter.remove", name, owner=owner(tenant)) as details:

@@ -87,7 +87,7 @@ class ImageFetcher:
             )
         try:
             async with asyncio.timeout(self._timeout_s):
-                return check_image_bytes(field, await self._read(self._http, field, url, budget, tenant))
+                return check_image_bytes(field, await self._read_image(self._http, field, url, budget, tenant))
         except ForbiddenAddressError as error:
             raise _image_refusal(field, f"must not be fetched: {error}") from error
         except TimeoutError as error:
@@ -97,7 +97,7 @@ class ImageFetcher:
                 raise _image_refusal(field, str(error).removeprefix(field).strip()) from error
             raise _image_refusal(field, f"cannot be fetched ({type(error).__name__}), got {shown(url)}") from error
 
-    async def _read(self, http: GuardedHTTP, field: str, url: str, budget: _ByteBudget, tenant: str) -> bytes:
+    async def _read_image(self, http: GuardedHTTP, field: str, url: str, budget: _ByteBudget, tenant: str) -> bytes:
         response = await http.open("GET", url, _HEADERS, tenant=tenant)
         try:
             if response.status_code != httpx.codes.OK:

@@ -72,14 +72,14 @@ class GatewayMiddleware:
         ids = log_ids(None, exchange.request_id, trace_headers(exchange.headers))
         with structlog.contextvars.bound_contextvars(**ids):
             try:
-                await self._serve(scope, body, exchange)
+                await self._serve_exchange(scope, body, exchange)
             finally:
                 self._num_running -= 1
                 self._metrics.in_flight.dec()
-                self._record(scope, exchange)
+                self._record_outcome(scope, exchange)
                 structlog.contextvars.unbind_contextvars("request_id")
 
-    async def _serve(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+    async def _serve_exchange(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         try:
             exchange.check_request_id()
             if scope["path"] not in self._public_paths:
@@ -98,7 +98,7 @@ class GatewayMiddleware:
             return
         await self._app(scope, receive, exchange.send)
 
-    def _record(self, scope: Scope, exchange: Exchange) -> None:
+    def _record_outcome(self, scope: Scope, exchange: Exchange) -> None:
         """Count and log the outcome of a request."""
         seconds = time.perf_counter() - exchange.started_at
         status = CLIENT_CLOSED_REQUEST if scope["state"].get("has_left") else exchange.status

@@ -77,7 +77,7 @@ class FormReader:
             "on_headers_finished": self._headers_end,
             "on_part_data": lambda data, start, end: self._data.append(data[start:end]),
             "on_part_end": lambda: self._data.append(None),
-            "on_end": self._end,
+            "on_end": self._end_form,
         }
         try:
             self._parser = MultipartParser(options[b"boundary"], callbacks)  # type: ignore[arg-type]  # a TypedDict of these
@@ -139,7 +139,7 @@ class FormReader:
             raise OpenAIError(400, "each part of the form must have a name", code="invalid_form")
         self._parts.append((_decoded_text(name), None if filename is None else _decoded_text(filename)))
 
-    def _end(self) -> None:
+    def _end_form(self) -> None:
         self._ended = True
 
 

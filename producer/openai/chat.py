@@ -171,7 +171,7 @@ class ChatChunks:
         parts = parser.feed(delta.text)
         reason: OpenAIFinishReason | None = None
         if delta.finish_reason is not None:
-            reason, parts = self._finish(delta, delta.finish_reason, parser, parts)
+            reason, parts = self._finish_choice(delta, delta.finish_reason, parser, parts)
             self._usage.add(prompt, delta.usage)
         logprobs = self._prepared.logprobs_of(delta.logprobs)
         if parts.is_empty and reason is None and not is_first and not (logprobs and logprobs.content):
@@ -200,7 +200,7 @@ class ChatChunks:
         chunk.usage = self._usage.usage
         return chunk
 
-    def _finish(
+    def _finish_choice(
         self, delta: Delta, reason: FinishReason, parser: AnswerParser, parts: MessageParts
     ) -> tuple[OpenAIFinishReason, MessageParts]:
         finish_reason = finish_reason_of(reason, has_output=delta.next_index > 0)

@@ -33,7 +33,7 @@ class Enqueuer:
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, answer))
         if self._sending is None:
-            self._sending = asyncio.create_task(self._send())
+            self._sending = asyncio.create_task(self._send_waiting())
         return await answer
 
     async def enqueue_many(self, entries: Iterable[Entry]) -> list[tuple[Entry, str | BaseException]]:
@@ -58,7 +58,7 @@ class Enqueuer:
             await asyncio.sleep(0)  # so that it is sent before the next batch is built
         return [answer for answers in await asyncio.gather(*calls) for answer in answers]
 
-    async def _send(self) -> None:
+    async def _send_waiting(self) -> None:
         try:
             while self._waiting:
                 # A caller that gave up before the call is not enqueued.
@@ -66,11 +66,11 @@ class Enqueuer:
                 num_sent = len(next(_batches(entry for entry, _ in waiting), ()))
                 batch, self._waiting = waiting[:num_sent], waiting[num_sent:]
                 if batch:
-                    await self._call(batch)
+                    await self._enqueue_batch(batch)
         finally:
             self._sending = None
 
-    async def _call(self, batch: list[tuple[Entry, asyncio.Future[str]]]) -> None:
+    async def _enqueue_batch(self, batch: list[tuple[Entry, asyncio.Future[str]]]) -> None:
         try:
             replies = await self._broker.enqueue_many([entry for entry, _ in batch])
         except BaseException as error:

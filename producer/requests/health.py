@@ -127,7 +127,7 @@ class HealthWatch:
         """Start polling or keep it running. May be called in any thread; does nothing before ``open``."""
         self._looked_at_s = time.monotonic()
         if self._loop is not None and self._watching is None:
-            self._loop.call_soon_threadsafe(self._begin)
+            self._loop.call_soon_threadsafe(self._begin_watching)
 
     async def close(self) -> None:
         """Stop polling. The remembered errors stay."""
@@ -137,11 +137,11 @@ class HealthWatch:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    def _begin(self) -> None:
+    def _begin_watching(self) -> None:
         if self._loop is not None and self._watching is None:
-            self._watching = asyncio.create_task(self._watch())
+            self._watching = asyncio.create_task(self._watch_heartbeats())
 
-    async def _watch(self) -> None:
+    async def _watch_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
             if time.monotonic() - self._looked_at_s > LINGER_S:

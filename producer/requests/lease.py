@@ -64,10 +64,10 @@ class InteractiveRequest:
 
         Only the answer of the enqueue call tells that, so this waits for it.
         """
-        leaving = asyncio.create_task(self._leave())
+        leaving = asyncio.create_task(self._end_unanswered())
         await asyncio.wait([leaving], timeout=LEAVE_TIMEOUT_S)
 
-    async def _leave(self) -> None:
+    async def _end_unanswered(self) -> None:
         # The waiting caller got the error of the call. If the request exists anyway, it ends with the lease.
         with contextlib.suppress(Exception):
             if not await self.is_ours():
@@ -98,7 +98,7 @@ class ClientLease:
         """Keep the lease alive for ``request``."""
         self._held.add(request)
         if self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew())
+            self._renewing = asyncio.create_task(self._renew_lease())
 
     def let_go(self, request: InteractiveRequest) -> None:
         """Remove a request that has ended or belongs to another client. A second call does nothing."""
@@ -113,7 +113,7 @@ class ClientLease:
         for request in tuple(self._held):
             self.let_go(request)
 
-    async def _renew(self) -> None:
+    async def _renew_lease(self) -> None:
         """Renew the lease until cancelled. Enqueueing has just set it, so the first renewal is an interval later."""
         renewals = SideBySide[Broker](lambda broker: broker.renew_client(self.client_id, self.ttl_ms))
         try:

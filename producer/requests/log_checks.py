@@ -59,9 +59,9 @@ class SilenceWatch:
         finally:
             self._readers.discard(reader)
             if not self._readers:
-                self._stop()
+                self._stop_looking()
 
-    def _stop(self) -> None:
+    def _stop_looking(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
         self._looking = None
@@ -153,11 +153,11 @@ class LogChecks:
                 silent.setdefault(reader.partition, []).append(reader)
         for readers_of_partition in silent.values():
             for start in range(0, len(readers_of_partition), MAX_KEYS):
-                task = asyncio.create_task(self._ask(readers_of_partition[start : start + MAX_KEYS]))
+                task = asyncio.create_task(self._ask_for_unread(readers_of_partition[start : start + MAX_KEYS]))
                 self._looking.add(task)
                 task.add_done_callback(self._looking.discard)
 
-    async def _ask(self, readers: list[DeltaReader]) -> None:
+    async def _ask_for_unread(self, readers: list[DeltaReader]) -> None:
         try:
             # EXISTS counts a key twice that is passed twice, which does not matter here.
             if not await self._connection.execute("EXISTS", *(reader.log_key for reader in readers)):

@@ -39,16 +39,16 @@ class ReadResults:
             self._writing.cancel()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._write()
+                await self._write_lifetimes()
         except TimeoutError:
             log.debug("read_results_not_shortened", error="no time")
 
     async def _write_soon(self) -> None:
         while self._read:
             await asyncio.sleep(WRITE_AFTER_S)
-            await self._write()
+            await self._write_lifetimes()
 
-    async def _write(self) -> None:
+    async def _write_lifetimes(self) -> None:
         read, self._read = self._read, {}
         for (broker, ttl_ms), request_ids in read.items():
             try:

@@ -143,7 +143,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._max_framing_bytes += MAX_FRAMING_PER_BODY_BYTE * self._num_piece_body_bytes
         self._num_framing_bytes += len(piece) - self._num_piece_body_bytes
         if self._num_framing_bytes > self._max_framing_bytes and not self.transport.is_closing():
-            self._refuse()
+            self._refuse_head()
 
     def on_message_begin(self) -> None:
         self._is_complete = self._has_head = False
@@ -166,7 +166,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._is_complete = True
         super().on_message_complete()
 
-    def _refuse(self) -> None:
+    def _refuse_head(self) -> None:
         """Read nothing more from this connection, and answer 431 if no other response is in progress."""
         self._is_refused = True
         if self._has_head:

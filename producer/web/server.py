@@ -39,14 +39,14 @@ class WebServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         signals = (signal.SIGINT, signal.SIGTERM)
         for number in signals:
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, self._shut_down)
         try:
             yield
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
 
-    def _stop(self) -> None:
+    def _shut_down(self) -> None:
         """Shut down: gracefully at the first signal, immediately at the second."""
         service_manager.tell_stopping()
         self.force_exit = self.should_exit

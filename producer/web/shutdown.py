@@ -39,20 +39,20 @@ class ShutdownWatch:
         """End ``stream`` at the shutdown, or immediately if it has begun."""
         self._streams.add(stream)
         if self._timer is None:
-            self._check()
+            self._check_shutdown()
 
     def discard(self, stream: Endable) -> None:
         """Remove a stream. Removing it twice does nothing."""
         self._streams.discard(stream)
 
-    def _check(self) -> None:
+    def _check_shutdown(self) -> None:
         self._timer = None
         if _is_ending(self._server):
             streams, self._streams = list(self._streams), WeakSet()
             for stream in streams:
                 stream.end()
         elif self._streams:
-            self._timer = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check)
+            self._timer = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_shutdown)
 
 
 _watches: WeakKeyDictionary[asyncio.AbstractEventLoop, ShutdownWatch] = WeakKeyDictionary()

@@ -119,7 +119,7 @@ class EventStore:
     async def change(self, stored: StoredEvent, event: WebhookEvent, *, keep_delivered_s: float) -> bool:
         """Replace an event. Returns False and writes nothing if it was changed since it was read."""
         ttl_ms = round(keep_delivered_s * 1000) if event.state is EventState.DELIVERED else 0
-        return await self._change(stored, msgspec.json.encode(event), event.state, ttl_ms)
+        return await self._change_state(stored, msgspec.json.encode(event), event.state, ttl_ms)
 
     async def replay(self, event_id: str) -> None:
         """Deliver an event again immediately, starting with its first attempt, in any state. Its id stays the same.
@@ -130,14 +130,14 @@ class EventStore:
         while True:
             stored = await self._read_existing(event_id)
             fresh = msgspec.structs.replace(stored.event, state=EventState.PENDING, num_attempts=0, next_attempt_at=0.0)
-            if await self._change(stored, msgspec.json.encode(fresh), fresh.state, 0):
+            if await self._change_state(stored, msgspec.json.encode(fresh), fresh.state, 0):
                 break
         await self._agenda.add(DELIVER, event_id)
 
     async def purge(self, event_id: str) -> bool:
         """Delete an event, delivered or not. Returns False if no event has this id."""
         while (stored := await self.read(event_id)) is not None:
-            if await self._change(stored, b"", stored.event.state, 0):
+            if await self._change_state(stored, b"", stored.event.state, 0):
                 await self._agenda.remove(DELIVER, event_id)
                 return True
         return False
@@ -148,7 +148,7 @@ class EventStore:
             raise RequestNotFoundError(f"unknown webhook event {shown(event_id)}; 'penstock webhook list' shows all")
         return stored
 
-    async def _change(self, stored: StoredEvent, data: bytes, state: EventState, ttl_ms: int) -> bool:
+    async def _change_state(self, stored: StoredEvent, data: bytes, state: EventState, ttl_ms: int) -> bool:
         event_id = stored.event.event_id
         keys = [self._keys.webhook_event(event_id), *map(self._keys.webhook_events, _STATES)]
         created_ms, oldest_ms = round(stored.event.created_at * 1000), round(time.time() * 1000) - ttl_ms

@@ -92,7 +92,7 @@ class Resolver:
             if lookup is not None:
                 return lookup
         lookup = self._waiting.setdefault(owner, OrderedDict())[key] = _Lookup(owner, key)
-        self._start()
+        self._start_lookups()
         return lookup
 
     def _drop_unused(self, lookup: _Lookup) -> None:
@@ -103,7 +103,7 @@ class Resolver:
             if not waiting:
                 del self._waiting[lookup.owner]
 
-    def _start(self) -> None:
+    def _start_lookups(self) -> None:
         """Assign free threads to waiting lookups. The owners take turns."""
         while self._num_running < MAX_THREADS:
             owner = next((name for name in self._waiting if len(self._running.get(name, ())) < MAX_PER_OWNER), None)
@@ -131,9 +131,9 @@ class Resolver:
         except Exception as error:  # the caller's loop raises it
             failure = error
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._end, lookup, addresses, failure)
+            loop.call_soon_threadsafe(self._end_lookup, lookup, addresses, failure)
 
-    def _end(self, lookup: _Lookup, addresses: list[Address], failure: Exception | None) -> None:
+    def _end_lookup(self, lookup: _Lookup, addresses: list[Address], failure: Exception | None) -> None:
         self._num_running -= 1
         running = self._running[lookup.owner]
         del running[lookup.key]
@@ -143,7 +143,7 @@ class Resolver:
             lookup.addresses.set_result(addresses)
         elif lookup.num_callers:
             lookup.addresses.set_exception(failure)
-        self._start()
+        self._start_lookups()
 
 
 class ForbiddenAddressError(Exception):

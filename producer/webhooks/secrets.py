@@ -86,7 +86,7 @@ class SecretStore:
             current=new_secret() if secret is None else check_secret(secret),
             created_at=time.time(),
         )
-        if not await self._run(_CREATE, _field(tenant, url), msgspec.json.encode(record)):
+        if not await self._run_script(_CREATE, _field(tenant, url), msgspec.json.encode(record)):
             if await self.get(tenant, url) == record:
                 return record  # the call was sent again after a lost reply
             raise ValidationError(
@@ -114,7 +114,7 @@ class SecretStore:
             previous=before.current,
             previous_until=time.time() + keep_previous_s,
         )
-        await self._run(_PUT, _field(tenant, url), msgspec.json.encode(record))
+        await self._run_script(_PUT, _field(tenant, url), msgspec.json.encode(record))
         return record
 
     async def get(self, tenant: str, url: str = "") -> WebhookSecret | None:
@@ -137,13 +137,13 @@ class SecretStore:
 
     async def delete(self, tenant: str, url: str = "") -> bool:
         """Delete a secret. Returns False if there is none. Events signed only by it fail until there is another."""
-        return bool(await self._run(_DELETE, _field(tenant, url)))
+        return bool(await self._run_script(_DELETE, _field(tenant, url)))
 
     async def index(self) -> None:
         """Add the secrets that versions without an index have created to the index."""
-        await self._run(_INDEX, INDEXED)
+        await self._run_script(_INDEX, INDEXED)
 
-    async def _run(self, script: Script, *args: str | bytes) -> Any:
+    async def _run_script(self, script: Script, *args: str | bytes) -> Any:
         return await self._connection.run_script(script, [self._key, self._index_key], [*args])
 
 

@@ -136,7 +136,7 @@ class Broker:
         Raises:
             RedisFullError: Redis has no memory left; nothing was enqueued.
         """
-        answers = await self._run("enqueue", [self.keys.leases], enqueue_args(entries), waits_if_full=False)
+        answers = await self._run_script("enqueue", [self.keys.leases], enqueue_args(entries), waits_if_full=False)
         return [read_answer(entry, answer) for entry, answer in zip(entries, answers, strict=True)]
 
     async def claim(self, engine_id: str, room: EngineCapacity, *, lease_ttl_ms: int = LEASE_TTL_MS) -> Wave:
@@ -179,16 +179,16 @@ class Broker:
         """Renew an engine's lease and its claims, passed as (request_id, epoch). Return the ids of stale ones."""
         stale: list[bytes] = []
         for part in in_parts(claims, 2) if claims else [[]]:
-            stale += await self._run("renew", [self.keys.leases], [engine_id, lease_ttl_ms, *chain(*part)])
+            stale += await self._run_script("renew", [self.keys.leases], [engine_id, lease_ttl_ms, *chain(*part)])
         return [request_id.decode() for request_id in stale]
 
     async def withdraw(self, engine_id: str) -> None:
         """Withdraw this engine's capacity: it claims nothing until it claims again."""
-        await self._run("withdraw", [self.keys.leases], [engine_id])
+        await self._run_script("withdraw", [self.keys.leases], [engine_id])
 
     async def renew_client(self, client_id: str, ttl_ms: int) -> None:
         """Renew a client's lease, on which its interactive requests depend."""
-        await self._run("renew_client", [self.keys.leases], [client_id, ttl_ms])
+        await self._run_script("renew_client", [self.keys.leases], [client_id, ttl_ms])
 
     async def reclaim(
         self, engine_id: str, cause: DeathCause, *, is_external: bool, max_deliveries: int
@@ -199,7 +199,7 @@ class Broker:
             is_external: it was killed from outside, so its requests are hardly to blame.
             max_deliveries: number of engines that died on a request before it is parked.
         """
-        counts = await self._run(
+        counts = await self._run_script(
             "reclaim",
             [self.keys.leases],
             [engine_id, int(is_external), max_deliveries, _encoder.encode(cause)],
@@ -217,7 +217,7 @@ class Broker:
         reaped: list[ReapResult] = []
         is_more = True
         while is_more:
-            rows, is_more = await self._run("reap", [self.keys.leases], args)
+            rows, is_more = await self._run_script("reap", [self.keys.leases], args)
             reaped += [ReapResult(kind.decode(), name.decode(), count, parked) for kind, name, count, parked in rows]
         return reaped
 
@@ -226,15 +226,15 @@ class Broker:
 
         Supervisors call it continuously, and a client when its request is due.
         """
-        return await self._run("expire", [self.keys.leases], [1000, grace_ms])
+        return await self._run_script("expire", [self.keys.leases], [1000, grace_ms])
 
     async def append(self, records: list[Record]) -> list[str]:
         """Log and publish one delta for each of many requests. Return the ids whose claim is stale."""
-        return await self._write("append", records, [append_args(record) for record in records])
+        return await self._write_records("append", records, [append_args(record) for record in records])
 
     async def finish(self, records: list[FinalRecord]) -> list[str]:
         """Append the last delta of each of many requests and end them. Return the ids whose claim is stale."""
-        return await self._write("finish", records, [final_args(record) for record in records])
+        return await self._write_records("finish", records, [final_args(record) for record in records])
 
     async def end_segments(self, records: list[SegmentRecord]) -> list[str]:
         """Append the last delta of a segment of each of many resumable requests, and release their claims.
@@ -242,16 +242,16 @@ class Broker:
         Each continues with its next chunk, if it has one; ends, if its input is closed; and awaits input otherwise.
         Returns the ids whose claim is stale.
         """
-        return await self._write("end_segment", records, [segment_args(record) for record in records])
+        return await self._write_records("end_segment", records, [segment_args(record) for record in records])
 
     async def cancel(self, request_id: str) -> RequestState | None:
         """End a request. Return its state, or None if it is unknown. A second call has no effect."""
-        state = await self._run("cancel", [self.keys.request(request_id)], [request_id])
+        state = await self._run_script("cancel", [self.keys.request(request_id)], [request_id])
         return None if state is None else RequestState(state.decode())
 
     async def leave(self, request_id: str, ttl_ms: int) -> None:
         """Let an interactive request outlive its client by ``ttl_ms``, then for as long as a reader listens."""
-        await self._run("leave", [self.keys.request(request_id)], [request_id, ttl_ms])
+        await self._run_script("leave", [self.keys.request(request_id)], [request_id, ttl_ms])
 
     async def count_known(self, request_ids: Sequence[str]) -> int:
         """Return how many of these ids belong to a request that has not expired."""
@@ -264,11 +264,11 @@ class Broker:
 
     async def count_waiting(self) -> int:
         """Return how many waiting requests an engine may claim; 0 while the queue is paused."""
-        return await self._run("count_waiting", [self.keys.leases], [])
+        return await self._run_script("count_waiting", [self.keys.leases], [])
 
     async def lay_out(self, version: int) -> None:
         """Refuse calls that use an older layout of the model's partitions from now on."""
-        await self._run("lay_out", [self.keys.leases], [version])
+        await self._run_script("lay_out", [self.keys.leases], [version])
 
     async def engines(self) -> list[str]:
         """Return the ids of the engines with a lease here, including ones that expired recently, in order."""
@@ -282,12 +282,12 @@ class Broker:
     async def shorten(self, request_ids: Sequence[str], ttl_ms: int) -> int:
         """Retain results that were read to the end for ``ttl_ms`` at most. Return how many were shortened."""
         parts = in_parts(request_ids)
-        return sum([await self._run("shorten", [self.keys.leases], [ttl_ms, *part]) for part in parts])
+        return sum([await self._run_script("shorten", [self.keys.leases], [ttl_ms, *part]) for part in parts])
 
     async def release(self, claims: list[tuple[str, int]]) -> int:
         """Release claims, passed as (request_id, epoch). Return how many were still valid."""
         parts = in_parts(claims, 2)
-        return sum([sum(await self._run("release", [self.keys.leases], [*chain(*part)])) for part in parts])
+        return sum([sum(await self._run_script("release", [self.keys.leases], [*chain(*part)])) for part in parts])
 
     async def read_log(self, request_id: str, start: int = 0) -> list[Delta]:
         """Return the request's records from the ``start``-th on, in order.
@@ -326,14 +326,14 @@ class Broker:
     async def park(self, claim: Claim, cause: DeathCause, code: str, message: str) -> bool:
         """Park a claimed request that no engine can run, with an error for its caller. False if it is stale."""
         args = [claim.request_id, claim.epoch, _encoder.encode(cause), code, message]
-        return bool(await self._run("park", [self.keys.leases], args))
+        return bool(await self._run_script("park", [self.keys.leases], args))
 
-    async def _write(self, name: str, records: Sequence[Record], rows: Sequence[Sequence[Any]]) -> list[str]:
+    async def _write_records(self, name: str, records: Sequence[Record], rows: Sequence[Sequence[Any]]) -> list[str]:
         """Run a script for records, whose arguments are the rows. Return the ids whose claim is stale."""
         verdicts: list[int] = []
         for part in in_parts(rows, len(rows[0]) if rows else 1):
-            verdicts += await self._run(name, [self.keys.leases], [*chain(*part)])
+            verdicts += await self._run_script(name, [self.keys.leases], [*chain(*part)])
         return refused_ids(records, verdicts)
 
-    async def _run(self, name: str, keys: list[str], args: list[Any], **how: bool) -> Any:
+    async def _run_script(self, name: str, keys: list[str], args: list[Any], **how: bool) -> Any:
         return await run_script(self._connection, self.keys, name, keys, args, **how)

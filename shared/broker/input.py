@@ -54,7 +54,7 @@ class RequestInput:
             ValidationError: it is not resumable, or has another chunk of that number.
             BrokerError: a chunk before this one is missing.
         """
-        answer = await self._run(
+        answer = await self._run_on_request(
             "extend",
             request_id,
             number,
@@ -65,7 +65,7 @@ class RequestInput:
             max_bytes,
         )
         if answer[0] not in (b"added", b"known"):
-            raise _refusal(request_id, number, answer)
+            raise _input_refusal(request_id, number, answer)
         return answer[0] == b"added"
 
     async def close(self, request_id: str) -> None:
@@ -75,9 +75,9 @@ class RequestInput:
             RequestNotFoundError: the request is unknown, or its result has expired.
             ValidationError: it is not resumable.
         """
-        answer = await self._run("close_input", request_id)
+        answer = await self._run_on_request("close_input", request_id)
         if answer[0] != b"closed":
-            raise _refusal(request_id, 0, answer)
+            raise _input_refusal(request_id, 0, answer)
 
     async def read(self, request_id: str) -> list[bytes]:
         """Return the encoded chunks of the request without its first, in order.
@@ -88,7 +88,7 @@ class RequestInput:
         with refusing_damage(request_id, "input"):
             return await self._connection.execute("LRANGE", self._keys.input(request_id), 0, -1)
 
-    async def _run(self, name: str, request_id: str, *args: Any) -> list[Any]:
+    async def _run_on_request(self, name: str, request_id: str, *args: Any) -> list[Any]:
         keys = [self._keys.request(request_id)]
         answer = await run_script(self._connection, self._keys, name, keys, [request_id, *args])
         if answer is None:
@@ -96,7 +96,7 @@ class RequestInput:
         return answer
 
 
-def _refusal(request_id: str, number: int, answer: list[Any]) -> Exception:
+def _input_refusal(request_id: str, number: int, answer: list[Any]) -> Exception:
     kind = answer[0].decode()
     if kind == "not_resumable":
         return ValidationError(

@@ -81,7 +81,7 @@ class Queue:
     async def read_snapshot(self, *, tenants: bool | Sequence[str] = False) -> QueueSnapshot:
         """Read the data of ``stats``."""
         names = (await self.tenants() if tenants else []) if isinstance(tenants, bool) else tenants
-        raw = msgspec.msgpack.decode(await self._run("stats"), type=_RawStats)
+        raw = msgspec.msgpack.decode(await self._run_on_queue("stats"), type=_RawStats)
         measures = raw.measures
         return QueueSnapshot(
             model=self._keys.name,
@@ -129,14 +129,14 @@ class Queue:
             put_back: queue running requests again, to resume after their last token; otherwise they run to their end.
             abort: end running requests, and those that were queued again before, with finish_reason "abort".
         """
-        return await self._run("pause", 2 if abort else int(put_back))
+        return await self._run_on_queue("pause", 2 if abort else int(put_back))
 
     async def resume(self) -> bool:
         """Allow claims again. False if the queue was not paused."""
-        return bool(await self._run("resume"))
+        return bool(await self._run_on_queue("resume"))
 
     async def is_paused(self) -> bool:
-        return bool(await self._read("HEXISTS", self._keys.queue, "paused"))
+        return bool(await self._read_repaired("HEXISTS", self._keys.queue, "paused"))
 
     async def purge(self, tenant: str, band: str = "") -> int:
         """Cancel a tenant's waiting requests that never ran, in one band or all. Return how many.
@@ -149,17 +149,17 @@ class Queue:
         if band and band not in bands:
             raise ValidationError(f"band must be one of {', '.join(bands)}, got {shown(band)}")
         num_cancelled = 0
-        while count := await self._run("purge", tenant, band, PAGE):
+        while count := await self._run_on_queue("purge", tenant, band, PAGE):
             num_cancelled += count
         return num_cancelled
 
     async def tenants(self) -> list[str]:
         """Return the tenants with waiting or running requests."""
-        return sorted(name.decode() for name in await self._read("SMEMBERS", self._keys.active_tenants))
+        return sorted(name.decode() for name in await self._read_repaired("SMEMBERS", self._keys.active_tenants))
 
     async def policy(self) -> QueuePolicy:
         """Return the queue's policy; the default one if none is configured."""
-        data = await self._read("GET", self._keys.policy)
+        data = await self._read_repaired("GET", self._keys.policy)
         return QueuePolicy() if data is None else decode_policy(data, QueuePolicy)
 
     async def configure(self, policy: QueuePolicy) -> None:
@@ -168,37 +168,39 @@ class Queue:
         Raises:
             ValidationError: requests wait in a band that the policy lacks.
         """
-        occupied = await self._run("configure", policy.encode(), *policy.bands)
+        occupied = await self._run_on_queue("configure", policy.encode(), *policy.bands)
         if occupied:
             names = ", ".join(band.decode() for band in occupied)
             raise ValidationError(f"bands must keep {names} while requests wait there, got {', '.join(policy.bands)}")
 
     async def tenant_policies(self) -> dict[str, TenantPolicy]:
         """Return the policies of the tenants with one of their own."""
-        flat = await self._read("HGETALL", self._keys.tenant_policies)
+        flat = await self._read_repaired("HGETALL", self._keys.tenant_policies)
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return {name.decode(): decode_policy(data, TenantPolicy) for name, data in pairs}
 
     async def tenant_policy(self, tenant: str) -> TenantPolicy | None:
         """Return a tenant's own policy; None if it has the queue's."""
-        data = await self._read("HGET", self._keys.tenant_policies, check_name("tenant", tenant))
+        data = await self._read_repaired("HGET", self._keys.tenant_policies, check_name("tenant", tenant))
         return None if data is None else decode_policy(data, TenantPolicy)
 
     async def configure_tenant(self, tenant: str, policy: TenantPolicy | None) -> None:
         """Set a tenant's policy; None restores the queue's default."""
-        await self._run("configure_tenant", check_name("tenant", tenant), b"" if policy is None else policy.encode())
+        await self._run_on_queue(
+            "configure_tenant", check_name("tenant", tenant), b"" if policy is None else policy.encode()
+        )
 
     async def _read_tenants(self, names: Sequence[str]) -> list[RawTenant]:
         tenants: list[RawTenant] = []
         for start in range(0, len(names), PAGE):
-            reply = await self._run("tenant_stats", *names[start : start + PAGE])
+            reply = await self._run_on_queue("tenant_stats", *names[start : start + PAGE])
             tenants += msgspec.msgpack.decode(reply, type=list[RawTenant])
         return tenants
 
-    async def _run(self, name: str, *args: Any) -> Any:
+    async def _run_on_queue(self, name: str, *args: Any) -> Any:
         return await run_script(self._connection, self._keys, name, [self._keys.leases], list(args))
 
-    async def _read(self, *command: Any) -> Any:
+    async def _read_repaired(self, *command: Any) -> Any:
         return await repairing(self._connection, self._keys, lambda: self._connection.execute(*command))
 
 

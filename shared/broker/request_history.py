@@ -89,7 +89,7 @@ class RequestHistory:
         """Return up to ``limit`` events after one, the oldest first, for callers that follow them."""
         if not _EVENT_ID.fullmatch(after.encode(errors="replace")):
             raise ValidationError(f"after must be the id of an event, such as 0-0, got {shown(after)}")
-        entries = await self._read("XRANGE", self.keys.events, f"({after}", "+", "COUNT", limit)
+        entries = await self._read_repaired("XRANGE", self.keys.events, f"({after}", "+", "COUNT", limit)
         return _without_none(decode_entry(entry) for entry in entries)
 
     async def last_event_id(self) -> str:
@@ -102,7 +102,7 @@ class RequestHistory:
 
         After its result has expired, what of it the model still keeps.
         """
-        flat = await self._read("HGETALL", self.keys.request(check_name("request_id", request_id)))
+        flat = await self._read_repaired("HGETALL", self.keys.request(check_name("request_id", request_id)))
         record = dict(zip(flat[::2], flat[1::2], strict=True))
         tenant, band = (record.get(name, b"").decode(errors="replace") for name in (b"tenant", b"band"))
         events = _without_none(
@@ -119,7 +119,7 @@ class RequestHistory:
         events = await self.history(request_id)
         if events and events[-1].state.is_end:
             return summary_of(events[-1])
-        rows = await self._rows("these", 1, RequestFilter(), request_id)
+        rows = await self._listed_rows("these", 1, RequestFilter(), request_id)
         return rows[0] if rows else summary_of(events[-1]) if events else None
 
     async def requests(self, selection: RequestFilter = RequestFilter(), *, limit: int = 100) -> list[RequestSummary]:  # noqa: B008  # frozen
@@ -134,8 +134,8 @@ class RequestHistory:
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LISTED:
             raise ValidationError(f"limit must be an integer in [1, {MAX_LISTED}], got {shown(limit)}")
         states = selection.selected
-        running = await self._rows("running", limit, selection) if RequestState.CLAIMED in states else []
-        waiting = await self._rows("waiting", limit, selection) if RequestState.QUEUED in states else []
+        running = await self._listed_rows("running", limit, selection) if RequestState.CLAIMED in states else []
+        waiting = await self._listed_rows("waiting", limit, selection) if RequestState.QUEUED in states else []
         live = [request for request in (*running, *waiting) if selection.selects(request)]
         others = (
             await self._others(selection, limit, {request.request_id for request in live}) if states - _IN_REDIS else []
@@ -172,13 +172,13 @@ class RequestHistory:
 
         return await repairing(self.connection, self.keys, read)
 
-    async def _rows(self, which: str, limit: int, selection: RequestFilter, *ids: str) -> list[RequestSummary]:
+    async def _listed_rows(self, which: str, limit: int, selection: RequestFilter, *ids: str) -> list[RequestSummary]:
         filters = (selection.tenant, selection.band, selection.engine_id, selection.id_prefix)
         args = [which, min(limit, MAX_LISTED), *filters, *ids]
         rows = await run_script(self.connection, self.keys, "requests", [self.keys.leases], args)
         return _without_none(_summary(row) for row in rows)
 
-    async def _read(self, *command: Any) -> Any:
+    async def _read_repaired(self, *command: Any) -> Any:
         return await repairing(self.connection, self.keys, lambda: self.connection.execute(*command))
 
 

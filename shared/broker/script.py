@@ -40,12 +40,14 @@ MAX_LOGGED = 20
 log = get_logger(__name__)
 
 
-def _load(name: str, text: str) -> Script:
+def _linked_script(name: str, text: str) -> Script:
     tables = moves_as_lua() + f"local DEFAULT_POLICY = [==[{QueuePolicy().encode().decode()}]==]\n"
     return script_of(name, tables + linked_text(text, PARTS))
 
 
-SCRIPTS: dict[str, Script] = {name: _load(name, text) for texts in _TEXTS.values() for name, text in texts.items()}
+SCRIPTS: dict[str, Script] = {
+    name: _linked_script(name, text) for texts in _TEXTS.values() for name, text in texts.items()
+}
 
 
 @contextmanager

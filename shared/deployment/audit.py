@@ -166,11 +166,11 @@ class Audit:
         """Write an entry if possible in time; otherwise log it, because the change is done anyway."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self._write(action, target, details, result)
+                await self._write_entry(action, target, details, result)
         except (TimeoutError, PenstockError, RedisError) as error:
             log.error("audit_not_written", action=action, target=_plain(target), result=result, error=str(error))
 
-    async def _write(self, action: str, target: str, details: dict[str, Any], result: str) -> None:
+    async def _write_entry(self, action: str, target: str, details: dict[str, Any], result: str) -> None:
         actor = current_actor()
         entry = AuditEntry(
             at=time.time(),

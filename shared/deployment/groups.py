@@ -82,7 +82,7 @@ class Membership:
             size: size of a group that has none yet, or that all ranks have left.
         """
         args = [self._engine_id, size, self._ttl_ms, STANDBY_MS, PATIENCE_MS]
-        status, generation, rank, size = await self._run("join", args)
+        status, generation, rank, size = await self._run_group_script("join", args)
         return Place(int(generation), rank, size) if status == b"joined" else None
 
     async def renew(self, place: Place, *, address: str = "", serves: bool = False, num_experts: int = 0) -> Renewal:
@@ -94,14 +94,14 @@ class Membership:
             num_experts: number of experts of the model, once it serves.
         """
         args = [self._engine_id, place.generation, place.rank, self._ttl_ms, address, int(serves), num_experts]
-        standing, count, size, address_ = await self._run("renew", args)
+        standing, count, size, address_ = await self._run_group_script("renew", args)
         return Renewal(Standing(standing.decode()), count, size, address_.decode())
 
     async def finish(self, place: Place) -> bool:
         """End a generation. False if a later one has begun."""
-        return bool(await self._run("finish", [place.generation]))
+        return bool(await self._run_group_script("finish", [place.generation]))
 
-    async def _run(self, name: str, args: list[Any]) -> Any:
+    async def _run_group_script(self, name: str, args: list[Any]) -> Any:
         return await self._connection.run_script(SCRIPTS[name], [self._key], args)
 
 

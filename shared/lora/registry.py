@@ -87,17 +87,17 @@ class AdapterRegistry:
         field = _field(record.tenant, check_name("lora_name", record.name))
         args = [field, check_name("model", record.model), record.digest, wanted_number]
         args += [_rest(record), _rest(msgspec.structs.replace(record, pinned=True))]
-        answer = await self._run("register", [self._names, self._numbers], args)
+        answer = await self._run_registry_script("register", [self._names, self._numbers], args)
         if answer[0] == b"ok":
-            return _record(answer[1]), None if answer[2] is None else _record(answer[2])
-        raise _refusal(answer[0], answer[1].decode(), record, wanted_number)
+            return _decoded_record(answer[1]), None if answer[2] is None else _decoded_record(answer[2])
+        raise _registration_refusal(answer[0], answer[1].decode(), record, wanted_number)
 
     async def find(self, name: str, tenant: str) -> AdapterRecord | None:
         """Return the adapter of a tenant's name: its own, or one of all tenants."""
         fields = [_field(tenant, name), _field(EVERYBODY, name)]
         own, common = await self._connection.execute("HMGET", self._names, *fields)
         value = own if own is not None else common
-        return None if value is None else _record(value)
+        return None if value is None else _decoded_record(value)
 
     async def read(self, model: str | None = None) -> list[AdapterRecord]:
         """Return all, or those of a model, by model, name and tenant."""
@@ -105,7 +105,7 @@ class AdapterRegistry:
         flat = await self._connection.execute("HGETALL", self._names)
         for field, value in zip(flat[::2], flat[1::2], strict=True):
             try:
-                records.append(_record(value))
+                records.append(_decoded_record(value))
             except ValueError as error:  # so are those of msgspec
                 note_unreadable("adapter", field.decode().replace("\n", " "), error)
         chosen = [record for record in records if model is None or record.model == model]
@@ -124,34 +124,36 @@ class AdapterRegistry:
             UnknownAdapterError: ``tenant`` has no adapter of that name; everybody's is not looked at.
         """
         while True:
-            field, value = await self._value(name, tenant)
-            record = msgspec.structs.replace(_record(value), pinned=pinned)
-            if await self._run("swap", [self._names], [field, value, _value(record)]):
+            field, value = await self._read_value(name, tenant)
+            record = msgspec.structs.replace(_decoded_record(value), pinned=pinned)
+            if await self._run_registry_script("swap", [self._names], [field, value, _encoded_record(record)]):
                 return record
 
     async def remove(self, name: str, tenant: str) -> AdapterRecord:
         """Remove a name. Return its record. Raises: as ``pin``."""
         while True:
-            field, value = await self._value(name, tenant)
-            record = _record(value)
-            if await self._run("remove", [self._names, self._numbers], [field, value, record.digest]):
+            field, value = await self._read_value(name, tenant)
+            record = _decoded_record(value)
+            if await self._run_registry_script("remove", [self._names, self._numbers], [field, value, record.digest]):
                 return record
 
     async def take_back(self, record: AdapterRecord, former: AdapterRecord | None) -> bool:
         """Undo a ``register`` that returned these; False if the name was changed since, and stays."""
-        field, value = _field(record.tenant, record.name), _value(record)
+        field, value = _field(record.tenant, record.name), _encoded_record(record)
         if former is None:
-            return bool(await self._run("remove", [self._names, self._numbers], [field, value, record.digest]))
-        return bool(await self._run("swap", [self._names], [field, value, _value(former)]))
+            return bool(
+                await self._run_registry_script("remove", [self._names, self._numbers], [field, value, record.digest])
+            )
+        return bool(await self._run_registry_script("swap", [self._names], [field, value, _encoded_record(former)]))
 
-    async def _value(self, name: str, tenant: str) -> tuple[str, bytes]:
+    async def _read_value(self, name: str, tenant: str) -> tuple[str, bytes]:
         field = _field(tenant, check_name("lora_name", name))
         value = await self._connection.execute("HGET", self._names, field)
         if value is None:
             raise UnknownAdapterError(f"{owner(tenant)} has no adapter {shown(name)}; penstock lora list shows them")
         return field, value
 
-    async def _run(self, name: str, keys: list[str], args: list[Any]) -> Any:
+    async def _run_registry_script(self, name: str, keys: list[str], args: list[Any]) -> Any:
         return await self._connection.run_script(SCRIPTS[name], keys, args)
 
 
@@ -160,7 +162,7 @@ def owner(tenant: str) -> str:
     return f"tenant {shown(tenant)}" if tenant else "everybody's list"
 
 
-def _refusal(reason: bytes, of: str, record: AdapterRecord, wanted_number: int) -> ValidationError:
+def _registration_refusal(reason: bytes, of: str, record: AdapterRecord, wanted_number: int) -> ValidationError:
     if reason == b"of_model":
         return ValidationError(
             f"lora_name {shown(record.name)} is that of an adapter of model {shown(of)} already, and one name is one "
@@ -185,10 +187,10 @@ def _rest(record: AdapterRecord) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(record, number=0))
 
 
-def _value(record: AdapterRecord) -> bytes:
+def _encoded_record(record: AdapterRecord) -> bytes:
     return f"{record.number}\n{record.model}\n".encode() + _rest(record)
 
 
-def _record(value: bytes) -> AdapterRecord:
+def _decoded_record(value: bytes) -> AdapterRecord:
     number, _, rest = value.split(b"\n", 2)
     return msgspec.structs.replace(msgspec.json.decode(rest, type=AdapterRecord), number=int(number))

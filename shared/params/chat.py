@@ -32,7 +32,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         ValidationError: a message has no role or content, or a value that cannot be sent; names the field.
         UnsupportedParameterError: a part is no text.
     """
-    return [_checked(f"messages[{position}]", message) for position, message in enumerate(messages)]
+    return [_checked_message(f"messages[{position}]", message) for position, message in enumerate(messages)]
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> str:
@@ -58,7 +58,7 @@ def is_parts(content: object) -> TypeGuard[list[dict[str, str]]]:
     )
 
 
-def _checked(field: str, message: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_message(field: str, message: Mapping[str, Any]) -> dict[str, Any]:
     # OpenAI's assistant messages that call tools may have no content.
     if not isinstance(message, Mapping) or not message.keys() & {"content", "tool_calls"}:
         description = f"keys {shown(list(message))}" if isinstance(message, Mapping) else shown(message)
@@ -85,7 +85,7 @@ def _content(field: str, content: Any, role: str) -> Any:
         return content
     if not isinstance(content, list | tuple):
         raise ValidationError(f"{field} must be text or a list of text parts, got {shown(content)}")
-    return [_part(f"{field}[{position}]", part) for position, part in enumerate(content)]
+    return [_checked_part(f"{field}[{position}]", part) for position, part in enumerate(content)]
 
 
 def _is_data(content: object) -> bool:
@@ -94,7 +94,7 @@ def _is_data(content: object) -> bool:
     return isinstance(content, dict) or (is_list and not all(isinstance(i, Mapping) and "type" in i for i in content))
 
 
-def _part(field: str, part: Any) -> dict[str, str]:
+def _checked_part(field: str, part: Any) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str):
         raise ValidationError(f"{field} must be a part such as {{'type': 'text', 'text': ...}}, got {shown(part)}")

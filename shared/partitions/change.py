@@ -67,14 +67,14 @@ async def change_partitions(
         else:
             new = msgspec.structs.replace(old, version=version, is_settled=False)
         await _copy_policies(connection, keys, model, new)
-        await _record(connection, keys, model, new)
+        await _record_layout(connection, keys, model, new)
     if not new.version:
         return new
     if not new.is_settled:
         await asyncio.sleep(MAX_AGE_S)
     await lay_out(connection, keys, model, new)
     settled = msgspec.structs.replace(new, is_settled=True)
-    await _record(connection, keys, model, settled)
+    await _record_layout(connection, keys, model, settled)
     if (settled.num, settled.spread) != (num, tenants):
         raise _leftovers_error(model, old)
     return settled
@@ -87,7 +87,7 @@ def _leftovers_error(model: str, layout: Layout) -> ValidationError:
     )
 
 
-async def _record(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
+async def _record_layout(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
     await connection.execute("HSET", keys.layouts(), model, msgspec.json.encode(layout))
 
 

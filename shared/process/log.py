@@ -91,7 +91,7 @@ def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | N
                 structlog.stdlib.add_logger_name,
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.StackInfoRenderer(),
-                *(_pretty(target.isatty()) if pretty else _json()),
+                *(_pretty(target.isatty()) if pretty else _json_processors()),
             ],
         )
     )
@@ -200,7 +200,7 @@ def _mask_urls(_logger: WrappedLogger, _method: str, record: EventDict) -> Event
     return record
 
 
-def _json() -> list[Processor]:
+def _json_processors() -> list[Processor]:
     return [
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,

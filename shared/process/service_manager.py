@@ -19,12 +19,12 @@ _SOCKET, _WATCHDOG, _WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_
 
 def tell_ready(status: str) -> None:
     """Report that this process serves. ``status`` is a phrase for people, without data of requests."""
-    _tell(f"READY=1\nSTATUS={status}")
+    _notify(f"READY=1\nSTATUS={status}")
 
 
 def tell_stopping() -> None:
     """Report that this process is stopping."""
-    _tell("STOPPING=1")
+    _notify("STOPPING=1")
 
 
 @asynccontextmanager
@@ -55,11 +55,11 @@ def _watchdog_interval_s() -> float:
 
 async def _say_alive(pause_s: float) -> None:
     while True:
-        _tell("WATCHDOG=1")
+        _notify("WATCHDOG=1")
         await asyncio.sleep(pause_s)
 
 
-def _tell(lines: str) -> None:
+def _notify(lines: str) -> None:
     """Send a notification; an absent manager is no reason to end."""
     address = os.environ.get(_SOCKET, "")
     if not address:

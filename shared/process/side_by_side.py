@@ -26,7 +26,7 @@ class SideBySide(Generic[K]):
         Returns the errors of work that has ended since the last round.
         """
         for name in {*names} - self._under_way.keys():
-            self._under_way[name] = asyncio.create_task(self._run(name))
+            self._under_way[name] = asyncio.create_task(self._run_one(name))
         if self._under_way:
             await asyncio.wait(self._under_way.values(), timeout=patience_s)
         ended = [self._under_way.pop(name) for name, task in [*self._under_way.items()] if task.done()]
@@ -40,5 +40,5 @@ class SideBySide(Generic[K]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, name: K) -> None:
+    async def _run_one(self, name: K) -> None:
         await self._work(name)

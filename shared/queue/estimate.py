@@ -183,12 +183,12 @@ class _Turn:
         self._scale = coming.scale
         self._new_per_s = coming.new_per_s * work.computed_tokens
         self._others = [
-            self._part(other, per_s)
+            self._part_of_other(other, per_s)
             for other, per_s in zip(lanes, coming.per_s, strict=True)
             if other.tenant != lane.tenant
         ]
 
-    def _part(self, other: LaneState, arrivals_per_s: float) -> tuple[float, float, float]:
+    def _part_of_other(self, other: LaneState, arrivals_per_s: float) -> tuple[float, float, float]:
         """Return of another lane: tokens up to this turn, waiting tokens, and arriving tokens per second."""
         tokens = _request_tokens(self._work, other)
         ahead = self._at - (other.virtual_time or 0.0)

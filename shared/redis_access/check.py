@@ -151,7 +151,7 @@ def explain(error: Exception, url: str) -> ConfigurationError:
 
 async def _read_info(connection: AbstractConnection) -> dict[str, str]:
     """Return INFO's fields; empty where INFO is forbidden, as the commands below are what counts."""
-    (reply,) = await _run(connection, [("INFO",)])
+    (reply,) = await _run_pipelined(connection, [("INFO",)])
     if isinstance(reply, NoPermissionError):
         log.warning("redis_info_forbidden", unverified=["version", "maxmemory-policy"])
         return {}
@@ -204,7 +204,7 @@ async def _check_risks(
 
 async def _makes_copies(connection: AbstractConnection) -> bool | None:
     """Whether it has save points; None if CONFIG is forbidden."""
-    (reply,) = await _run(connection, [("CONFIG", "GET", "save")])
+    (reply,) = await _run_pipelined(connection, [("CONFIG", "GET", "save")])
     return bool(reply[1]) if isinstance(reply, list) and len(reply) == 2 else None
 
 
@@ -217,16 +217,16 @@ async def _check_commands(
 ) -> None:
     """Try what is needed; refused are all that this user may not run, with the keys and channels of the namespace."""
     for_jobs = any(str(key).startswith(ARQ_KEYS) for _, *rest in calls for key in rest[:1])
-    (begun,) = await _run(connection, [("MULTI",)])
+    (begun,) = await _run_pipelined(connection, [("MULTI",)])
     if isinstance(begun, Exception):
         _judge("MULTI", begun, namespace, shown, for_jobs)
         raise RedisUnsupportedError(
             f"Redis at {shown} lacks or denies MULTI, by which Penstock tries what it needs without changing anything; "
             "permit it (ACL, rename-command) or use another Redis"
         )
-    replies = await _run(connection, [*calls, ("DISCARD",)])
+    replies = await _run_pipelined(connection, [*calls, ("DISCARD",)])
     calls.append(subscribing)
-    replies[-1:] = await _run(connection, calls[-1:])
+    replies[-1:] = await _run_pipelined(connection, calls[-1:])
     named = [str(call[0]) for call in calls]
     judged = [_judge(*pair, namespace, shown, for_jobs) for pair in zip(named, replies, strict=True)]
     refused = sorted({name for name, is_refused in zip(named, judged, strict=True) if is_refused})
@@ -256,7 +256,7 @@ def _judge(name: str, reply: Any, namespace: str, shown: str, for_jobs: bool) ->
     return isinstance(reply, NoPermissionError) or "unknown command" in text.lower()
 
 
-async def _run(connection: AbstractConnection, commands: list[tuple[Any, ...]]) -> list[Any]:
+async def _run_pipelined(connection: AbstractConnection, commands: list[tuple[Any, ...]]) -> list[Any]:
     """Pipeline ``commands`` and return their replies, refusals among them as exceptions."""
     await connection.send_packed_command(connection.pack_commands(commands))
     replies: list[Any] = []

@@ -284,10 +284,10 @@ class Unsent:
 
     def has_shrunk(self) -> bool:
         """Whether there are fewer than at the last call."""
-        before, self._num_bytes = self._num_bytes, self._count()
+        before, self._num_bytes = self._num_bytes, self._count_bytes()
         return self._num_bytes < before
 
-    def _count(self) -> int:
+    def _count_bytes(self) -> int:
         """Return the bytes that the other end has not confirmed: those of the transport and of the system."""
         if self._transport is None or self._transport.is_closing():
             return 0

@@ -90,16 +90,16 @@ class _ReplyProtocol(asyncio.Protocol):
                 on_reply(reply)
                 reply = gets()
         except Exception as error:
-            self._end(error)
+            self._end_reading(error)
 
     def eof_received(self) -> bool:
         self._streams.eof_received()
-        self._end(RedisConnectionError("the server closed the connection"))
+        self._end_reading(RedisConnectionError("the server closed the connection"))
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._streams.connection_lost(exc)
-        self._end(exc or RedisConnectionError("the connection was closed"))
+        self._end_reading(exc or RedisConnectionError("the connection was closed"))
 
     def pause_writing(self) -> None:
         self._streams.pause_writing()
@@ -107,6 +107,6 @@ class _ReplyProtocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._streams.resume_writing()
 
-    def _end(self, error: Exception) -> None:
+    def _end_reading(self, error: Exception) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)

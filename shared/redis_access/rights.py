@@ -109,7 +109,7 @@ _PARTS = {"PUBSUB": "pubsub|numsub"}
 def cluster_probes(namespace: str) -> list[tuple[Any, ...]]:
     """Return the same calls on keys and channels of one model, which the node tries that serves it."""
     keys = Keys(namespace).model("probe")
-    calls = [_call(name, args, keys.absent, keys.wake) for name, args in NEEDED.items()]
+    calls = [_filled_call(name, args, keys.absent, keys.wake) for name, args in NEEDED.items()]
     return [*calls, ("EXISTS", keys.leases)]
 
 
@@ -118,17 +118,18 @@ def probes(namespace: str, *, for_jobs: bool = False) -> list[tuple[Any, ...]]:
     keys = Keys(namespace)
     key, channel = keys.absent(), keys.model("probe").wake
     needed = NEEDED | NEEDED_FOR_JOBS if for_jobs else NEEDED
-    calls = [_call(name, args, key, channel) for name, args in needed.items()]
+    calls = [_filled_call(name, args, key, channel) for name, args in needed.items()]
     # Keys of a model have a hash tag.
     calls.append(("EXISTS", keys.model("probe").leases))
     if for_jobs:
         calls += [
-            _call(name, NEEDED_FOR_JOBS[name], f"{ARQ_KEYS}absent", channel) for name in ("INCR", "INCRBY", "PSETEX")
+            _filled_call(name, NEEDED_FOR_JOBS[name], f"{ARQ_KEYS}absent", channel)
+            for name in ("INCR", "INCRBY", "PSETEX")
         ]
     return calls
 
 
-def _call(name: str, args: tuple[Any, ...], key: str, channel: str) -> tuple[Any, ...]:
+def _filled_call(name: str, args: tuple[Any, ...], key: str, channel: str) -> tuple[Any, ...]:
     return (name, *(key if arg is _KEY else channel if arg is _CHANNEL else arg for arg in args))
 
 
@@ -216,7 +217,7 @@ def _of_clients(keys: Keys) -> Reach:
         ),
         reads=(
             *_literals(keys.models(), keys.layouts(), keys.webhook_networks(), keys.webhooks_signed()),
-            _begin(keys.engine("")),
+            _any_with_prefix(keys.engine("")),
         ),
         only=(
             ("SADD", as_literal(keys.webhook_models())),
@@ -232,8 +233,8 @@ def _of_workers(keys: Keys) -> Reach:
             keys.of_all_models(),
             *_literals(keys.absent(), keys.engines(), keys.placements(), keys.models(), keys.processes()),
             as_literal(keys.awaited_models()),
-            _begin(keys.engine("")),
-            _begin(keys.process("")),
+            _any_with_prefix(keys.engine("")),
+            _any_with_prefix(keys.process("")),
         ),
         reads=_literals(keys.layouts(), keys.adapters(), keys.adapter_numbers()),
         channels=(keys.of_all_models(), keys.of_workers()),
@@ -246,7 +247,7 @@ def _of_gateways(keys: Keys) -> Reach:
         changes=(
             *client.changes,
             *_literals(keys.processes(), keys.jobs_due(), keys.job_holders(), keys.webhook_outbox()),
-            _begin(keys.process("")),
+            _any_with_prefix(keys.process("")),
             keys.responses(),
         ),
         # It says whether webhooks wait for a jobs process.
@@ -262,12 +263,12 @@ def _of_jobs(keys: Keys) -> Reach:
         changes=(
             *client.changes,
             as_literal(keys.processes()),
-            _begin(keys.process("")),
-            _begin(keys.jobs()),
+            _any_with_prefix(keys.process("")),
+            _any_with_prefix(keys.jobs()),
             keys.of_webhooks(),
             f"{ARQ_KEYS}*",
         ),
-        reads=(as_literal(keys.models()), as_literal(keys.layouts()), _begin(keys.engine(""))),
+        reads=(as_literal(keys.models()), as_literal(keys.layouts()), _any_with_prefix(keys.engine(""))),
         channels=client.channels,
     )
 
@@ -289,5 +290,5 @@ def _literals(*names: str) -> tuple[str, ...]:
     return tuple(map(as_literal, names))
 
 
-def _begin(prefix: str) -> str:
+def _any_with_prefix(prefix: str) -> str:
     return f"{as_literal(prefix)}*"

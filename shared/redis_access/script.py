@@ -45,13 +45,13 @@ def part_names(text: str, parts: Mapping[str, str]) -> list[str]:
     names: list[str] = []
     uses = re.match(r"-- uses: (.+)\n", text)
     for name in uses[1].split(", ") if uses else ():
-        names += [part for part in (*part_names(_part(name, parts), parts), name) if part not in names]
+        names += [part for part in (*part_names(_text_of_part(name, parts), parts), name) if part not in names]
     return names
 
 
 def linked_text(text: str, parts: Mapping[str, str]) -> str:
     """Return a text behind those of the parts that it uses."""
-    return "".join((*(_part(name, parts) for name in part_names(text, parts)), text))
+    return "".join((*(_text_of_part(name, parts) for name in part_names(text, parts)), text))
 
 
 def load_scripts(package: str, names: Iterable[str]) -> dict[str, Script]:
@@ -60,5 +60,5 @@ def load_scripts(package: str, names: Iterable[str]) -> dict[str, Script]:
     return {name: script_of(name, linked_text(texts[name], texts)) for name in names}
 
 
-def _part(name: str, parts: Mapping[str, str]) -> str:
+def _text_of_part(name: str, parts: Mapping[str, str]) -> str:
     return parts[name] if name in parts else _COMMON[name]

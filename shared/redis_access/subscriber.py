@@ -94,12 +94,12 @@ class Subscriber:
             self._connection = await open_connection(self._pool)
         except LOST as error:
             raise RedisUnavailableError(f"Redis at {mask_url(self._url)} does not answer ({error})") from error
-        self._task = asyncio.create_task(self._run())
+        self._task = asyncio.create_task(self._keep_connected())
 
     def start(self) -> None:
         """Connect in the background, with as many attempts as needed. Idempotent."""
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(self._keep_connected())
 
     async def subscribe(
         self, channel: str, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None = None
@@ -128,7 +128,7 @@ class Subscriber:
         if channel in self._confirmed:
             _settle(subscription)
         else:
-            self._change(self.SUBSCRIBE, channel)
+            self._change_channels(self.SUBSCRIBE, channel)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Stop the callbacks immediately. Idempotent."""
@@ -140,7 +140,7 @@ class Subscriber:
         if not others:
             del self._subscriptions[channel]
             self._confirmed.discard(channel)
-            self._change(self.UNSUBSCRIBE, channel)
+            self._change_channels(self.UNSUBSCRIBE, channel)
 
     def reconnect(self) -> None:
         """Connect again, since the server that answers may no longer be the primary."""
@@ -154,7 +154,7 @@ class Subscriber:
             await asyncio.gather(self._task, return_exceptions=True)
         await self._disconnect()
 
-    def _change(self, verb: str, channel: bytes) -> None:
+    def _change_channels(self, verb: str, channel: bytes) -> None:
         if self._connection is not None:
             self._changes[channel] = verb
             self._has_output.set()
@@ -173,10 +173,10 @@ class Subscriber:
         if connection is not None:
             await close_connection(connection)
 
-    async def _run(self) -> None:
+    async def _keep_connected(self) -> None:
         while True:
             if self._connection is not None:
-                error = await self._serve(self._connection)
+                error = await self._serve_connection(self._connection)
                 self._outage.note(error)
                 await self._disconnect()
                 # A server that is loading lets us in and then refuses; do not ask it without a pause.
@@ -191,9 +191,12 @@ class Subscriber:
             self._connection, self._outbox = connection, []
             self._changes = dict.fromkeys(self._subscriptions, self.SUBSCRIBE)
 
-    async def _serve(self, connection: AbstractConnection) -> BaseException:
+    async def _serve_connection(self, connection: AbstractConnection) -> BaseException:
         """Run the loops until one of them loses the connection; returns how."""
-        loops = [asyncio.create_task(loop(connection)) for loop in (self._read, self._write, self._ping, self._doubt)]
+        loops = [
+            asyncio.create_task(loop(connection))
+            for loop in (self._read_replies, self._write_changes, self._ping, self._doubt)
+        ]
         try:
             finished, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -206,7 +209,7 @@ class Subscriber:
             log.error("subscription_failed", exc_info=error)
         return error
 
-    async def _write(self, connection: AbstractConnection) -> None:
+    async def _write_changes(self, connection: AbstractConnection) -> None:
         while True:
             if self._outbox or self._changes:
                 commands, self._outbox = [*self._outbox, *self._pack_changes(connection)], []
@@ -230,13 +233,13 @@ class Subscriber:
         await self._is_doubted.wait()
         raise RedisConnectionError("there was a failover")
 
-    async def _read(self, connection: AbstractConnection) -> None:
-        await deliver_replies(connection, self._take, self._note_part)
+    async def _read_replies(self, connection: AbstractConnection) -> None:
+        await deliver_replies(connection, self._pass_reply, self._note_part)
 
     def _note_part(self) -> None:
         self._heard = True
 
-    def _take(self, reply: Any) -> None:
+    def _pass_reply(self, reply: Any) -> None:
         self._heard = True
         self._outage.over()
         if isinstance(reply, Exception):

@@ -45,7 +45,7 @@ def parse_shards(given: ShardsArgument) -> dict[str, str]:
         parts = _NEXT.split(given) if isinstance(given, str) else [*given]
     shards: dict[str, str] = {}
     for part in filter(None, map(str.strip, parts)):
-        name, url = _read(part)
+        name, url = _read_part(part)
         if is_cluster_url(url):
             Topology(url)
         else:
@@ -73,7 +73,7 @@ def shards_text(given: ShardsArgument) -> str:
     return ",".join(f"{name}={url}" for name, url in parse_shards(given).items())
 
 
-def _read(part: str) -> tuple[str, str]:
+def _read_part(part: str) -> tuple[str, str]:
     name, equals, url = part.partition("=")
     if equals and "://" not in name and "://" in url:
         return name, url

@@ -224,11 +224,11 @@ class _ShardedChannels(Subscriber):
         super().__init__(url)
         self._on_sent_away = on_sent_away
 
-    def _take(self, reply: Any) -> None:
+    def _pass_reply(self, reply: Any) -> None:
         if isinstance(reply, ResponseError) and sends_away(reply):
             self._on_sent_away(reply)
             return
-        super()._take(reply)
+        super()._pass_reply(reply)
         if isinstance(reply, list) and reply[0] == self.UNSUBSCRIBED and reply[1] in self._subscriptions:
             self._on_sent_away(None)
 

@@ -92,7 +92,7 @@ class Topology:
             redis.exceptions.ConnectionError: no node answers.
         """
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
+            self._asking = asyncio.create_task(self._ask_nodes())
             # Heard even if all who wait for it are cancelled meanwhile.
             self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._asking)
@@ -109,7 +109,7 @@ class Topology:
                 tell()
         return True
 
-    async def _ask(self) -> None:
+    async def _ask_nodes(self) -> None:
         await asyncio.sleep(self._asked_at + ASK_EVERY_S - time.monotonic())
         reasons: list[str] = []
         try:
@@ -120,13 +120,13 @@ class Topology:
                 except (*LOST, TimeoutError, ResponseError) as error:
                     reasons.append(f"{mask_url(url)}: {error or type(error).__name__}")
                 else:
-                    self._take(rows, url)
+                    self._use_slots(rows, url)
                     return
         finally:
             self._asked_at = time.monotonic()
         raise RedisConnectionError(f"no node of the cluster answers; {'; '.join(reasons)}")
 
-    def _take(self, rows: list[Any], asked: str) -> None:
+    def _use_slots(self, rows: list[Any], asked: str) -> None:
         node_of_slot = [""] * NUM_SLOTS
         for first, last, primary, *_ in rows:
             host, port = primary[0], primary[1]

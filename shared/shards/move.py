@@ -77,15 +77,15 @@ class ShardMover:
         if target not in self.servers:
             names = ", ".join(self.servers)
             raise ValidationError(f"to must be one of the shards {names}, got {shown(target)}")
-        await self._record(model)
+        await self._record_home(model)
         place = await self._home.execute("HGET", self._keys.placements(), model)
         source = self._server(place.decode()) if place else None
         is_paused = source is not None and place.decode() != target and await self._is_paused(source, model)
-        answer = await self._run(
+        answer = await self._run_on_model(
             self._home, "open_move", [self._keys.placements(), self._keys.moves()], model, target, int(is_paused)
         )
         if answer[0] != b"begun":
-            raise _refusal(model, target, answer)
+            raise _move_refusal(model, target, answer)
         number, source_name = answer[1].decode(), answer[2].decode()
         was_paused, is_there, first = answer[3] == b"1", answer[4], answer[5]
         step = _Move(self._keys, model, number, self._server(source_name), self.servers[target], target)
@@ -106,17 +106,17 @@ class ShardMover:
         await self._close(model, number)
         return MoveReport(model, source_name, target, step.num_keys, was_paused)
 
-    async def _record(self, model: str) -> None:
+    async def _record_home(self, model: str) -> None:
         """Give a model its record that was at home before there were shards."""
         if await self._home.execute("EXISTS", *lives_here(self._keys.model(model))):
             await Placements(self._home, self._keys, [name for name in self.servers if name != HOME]).find(model)
 
     async def _close(self, model: str, number: str) -> None:
-        await self._run(self._home, "close_move", [self._keys.placements(), self._keys.moves()], model, number)
+        await self._run_on_model(self._home, "close_move", [self._keys.placements(), self._keys.moves()], model, number)
 
     async def _switch(self, model: str, target: str, number: str) -> None:
         keys = [self._keys.placements(), self._keys.moves(), self._keys.model(model).place]
-        if not await self._run(self._home, "switch", keys, model, target, number):
+        if not await self._run_on_model(self._home, "switch", keys, model, target, number):
             raise _taken_up(model)
 
     async def _is_paused(self, source: CommandConnection, model: str) -> bool:
@@ -132,7 +132,7 @@ class ShardMover:
             )
         return self.servers[name]
 
-    async def _run(self, server: CommandConnection, name: str, keys: list[str], model: str, *args: Any) -> Any:
+    async def _run_on_model(self, server: CommandConnection, name: str, keys: list[str], model: str, *args: Any) -> Any:
         return await server.run_script(SCRIPTS[name], keys, [self._keys.model(model).prefix, model, *args])
 
 
@@ -156,7 +156,7 @@ class _Move:
             if await self._source.execute("GET", keys.place) is None:
                 await Queue(self._source, keys).pause(put_back=True)
             own_keys = [keys.place, keys.moved_by, keys.leases]
-            num_held = await self._run(self._source, "depart", own_keys, self._target_name)
+            num_held = await self._run_in_move(self._source, "depart", own_keys, self._target_name)
             if num_held < 0:
                 raise _taken_up(keys.name)
             if num_held == 0:
@@ -166,7 +166,7 @@ class _Move:
     async def arrive(self, first: bytes) -> bool:
         """Keep other processes out of the target; False if all keys are there since the move was cut short."""
         keys = self._keys
-        reply = await self._run(self._target, "arrive", [keys.place, keys.moved_by, keys.queue], first)
+        reply = await self._run_in_move(self._target, "arrive", [keys.place, keys.moved_by, keys.queue], first)
         if reply < 0:
             raise _taken_up(keys.name)
         if reply == 0:
@@ -180,20 +180,20 @@ class _Move:
         """Write all keys at the target, in place of what a move that was cut short has left there."""
         mark = f"*{self._number}"
         async for names in self._names(self._target):
-            await self._write(self._target, mark, [("delete", name) for name in names])
+            await self._restore_rows(self._target, mark, [("delete", name) for name in names])
         async for names in self._names(self._source):
             self.num_keys += len(names)
-            async for rows in self._rows(names):
-                await self._write(self._target, mark, rows)
+            async for rows in self._dump_rows(names):
+                await self._restore_rows(self._target, mark, rows)
 
     async def settle(self) -> None:
-        if not await self._run(self._target, "settle", [self._keys.place, self._keys.moved_by]):
+        if not await self._run_in_move(self._target, "settle", [self._keys.place, self._keys.moved_by]):
             raise _taken_up(self._keys.name)
 
     async def clear(self) -> None:
         """Delete at the source what is at the target."""
         async for names in self._names(self._source):
-            await self._write(self._source, self._target_name, [("delete", name) for name in names])
+            await self._restore_rows(self._source, self._target_name, [("delete", name) for name in names])
 
     async def _names(self, server: CommandConnection) -> AsyncIterator[list[bytes]]:
         """The model's keys at a server, in pieces; all but what the server itself has to remember."""
@@ -207,7 +207,7 @@ class _Move:
             if cursor == b"0":
                 return
 
-    async def _rows(self, names: list[bytes]) -> AsyncIterator[list[Row]]:
+    async def _dump_rows(self, names: list[bytes]) -> AsyncIterator[list[Row]]:
         rows: list[Row] = []
         num_bytes = 0
         for name in names:
@@ -236,9 +236,9 @@ class _Move:
         if dump is not None:
             yield "restore", name, max(0, ttl_ms), dump
 
-    async def _write(self, server: CommandConnection, mark: str, rows: list[Row]) -> None:
+    async def _restore_rows(self, server: CommandConnection, mark: str, rows: list[Row]) -> None:
         try:
-            is_ours = await self._run(
+            is_ours = await self._run_in_move(
                 server, "write_keys", [self._keys.place], mark, *(part for row in rows for part in row)
             )
         except ResponseError as error:
@@ -249,11 +249,11 @@ class _Move:
         if not is_ours:
             raise _taken_up(self._keys.name)
 
-    async def _run(self, server: CommandConnection, name: str, keys: list[str], *args: Any) -> Any:
+    async def _run_in_move(self, server: CommandConnection, name: str, keys: list[str], *args: Any) -> Any:
         return await server.run_script(SCRIPTS[name], keys, [self._keys.prefix, self._number, *args])
 
 
-def _refusal(model: str, target: str, answer: list[Any]) -> Exception:
+def _move_refusal(model: str, target: str, answer: list[Any]) -> Exception:
     kind = answer[0].decode()
     if kind == "unknown":
         return UnknownModelError(f"model {shown(model)} has no place yet: nobody has used it with these shards")

@@ -20,7 +20,7 @@ def check_endpoint(endpoint: str) -> str:
     Raises:
         ConfigurationError: it is no URL of HTTP, or the extra is not installed.
     """
-    parts = _parts(endpoint)
+    parts = _http_parts(endpoint)
     if parts is None:
         raise ConfigurationError(
             "otlp_traces_endpoint must be the URL of a receiver of OTLP over HTTP, such as "
@@ -31,7 +31,7 @@ def check_endpoint(endpoint: str) -> str:
     return parts._replace(path=_PATH).geturl() if parts.path in ("", "/") else endpoint
 
 
-def _parts(endpoint: object) -> SplitResult | None:
+def _http_parts(endpoint: object) -> SplitResult | None:
     """Return the parts of an HTTP URL; None for anything else."""
     try:
         parts = urlsplit(endpoint) if isinstance(endpoint, str) else None

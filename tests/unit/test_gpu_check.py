@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.ops.lab.gpu_check.__main__ import _parts, main, run_parts
+from penstock.ops.lab.gpu_check.__main__ import _parts_by_worth, main, run_parts
 from penstock.ops.lab.gpu_check.correctness import check_engine
 from penstock.ops.lab.gpu_check.engine import PartFailedError, measure_variant
 from penstock.ops.lab.gpu_check.figures import decode_figures, prefill_figures, serving_figures
@@ -255,11 +255,11 @@ def test_what_needs_more_gpus_than_there_are_says_so_and_fails_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "engine qwen8b tensor parallel 2"
-    parts = _parts(full_plan("cuda"), (), num_gpus=1)
+    parts = _parts_by_worth(full_plan("cuda"), (), num_gpus=1)
     about = {**ABOUT, "missing": []}
     assert run_parts(full_plan("cuda"), {name: parts[name]}, about, tmp_path, tmp_path / "found.json") == 0
     assert f"{name} (0 s): needs 2 GPUs" in capsys.readouterr().out
     # On a CPU ranks are processes, and with two GPUs it is measured.
-    quick = _parts(quick_plan("cpu"), (), num_gpus=0)["engine tiny tensor parallel 2"]
-    whole = _parts(full_plan("cuda"), (), num_gpus=2)[name]
+    quick = _parts_by_worth(quick_plan("cpu"), (), num_gpus=0)["engine tiny tensor parallel 2"]
+    whole = _parts_by_worth(full_plan("cuda"), (), num_gpus=2)[name]
     assert quick.func is whole.func is measure_variant  # type: ignore[attr-defined]

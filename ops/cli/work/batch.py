@@ -70,7 +70,7 @@ class _BatchFileRun:
         self._errors = Path(arguments.errors) if arguments.errors else self._output.with_suffix(".errors.jsonl")
         self._mark = self._output.with_name(self._output.name + ".batch")
         self._endpoint = _endpoint_of(self._input)
-        self._begun = self._begin()
+        self._begun = self._begin_or_resume()
 
     async def run(self, url: str) -> int:
         """Run the batch to its end, copy its results, and return the exit status."""
@@ -97,7 +97,7 @@ class _BatchFileRun:
                         await store.files.delete(file_id, tenant=arguments.tenant)
         return self._report(batch)
 
-    def _begin(self) -> StartedRun:
+    def _begin_or_resume(self) -> StartedRun:
         """Return the run that an earlier invocation started, or start one."""
         digest = _sha256(self._input)
         if self._mark.exists():

@@ -91,7 +91,7 @@ class Chat:
             elif name.startswith("/"):
                 print(f"unknown command {name}; /help lists the commands")
             elif line:
-                self._answer(line)
+                self._print_answer(line)
 
     def _set_system(self, text: str) -> None:
         if not text:
@@ -103,7 +103,7 @@ class Chat:
     def _reset(self, _: str) -> None:
         self._conversation.turns.clear()
 
-    def _answer(self, line: str) -> None:
+    def _print_answer(self, line: str) -> None:
         """Send the conversation with ``line`` as its last message, and print the answer as it arrives."""
         conversation = self._conversation
         conversation.add("user", line)

@@ -40,14 +40,14 @@ class Kind:
         self._process = subprocess.Popen(
             [python, "-m", _CHILD, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.read: dict[str, Any] = self._answer()
+        self.read: dict[str, Any] = self._read_times()
 
     def measure(self, seconds: float) -> None:
         """Let it run for a turn."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
-        self.rounds.append(self._answer())
+        self.rounds.append(self._read_times())
 
     def least(self, what: str) -> list[float]:
         """Return the least value of each turn, in ms."""
@@ -56,7 +56,7 @@ class Kind:
     def close(self) -> None:
         self._process.communicate()
 
-    def _answer(self) -> Any:
+    def _read_times(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

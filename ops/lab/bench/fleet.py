@@ -78,13 +78,13 @@ def main() -> None:
             fleet.spawn()
             fleet.await_ready()
             print(f"one engine serves after {fleet.ready_time_s:.1f} s", flush=True)
-            rounds = asyncio.run(_measure(url, fleet, args.rounds))
+            rounds = asyncio.run(_measure_fleet(url, fleet, args.rounds))
         finally:
             fleet.stop()
-        _tell(rounds, cluster.left())
+        _print_rounds(rounds, cluster.left())
 
 
-async def _measure(url: str, fleet: LocalWorker, num_rounds: int) -> list[Round]:
+async def _measure_fleet(url: str, fleet: LocalWorker, num_rounds: int) -> list[Round]:
     commands = CommandConnection(url)
     rounds: list[Round] = []
     async with Client.connect(url, model="demo") as client:
@@ -154,7 +154,7 @@ def _events(fleet: LocalWorker) -> list[dict[str, Any]]:
     return [json.loads(line) for line in fleet.log.splitlines() if line.startswith("{")]
 
 
-def _tell(rounds: list[Round], left: dict[str, int]) -> None:
+def _print_rounds(rounds: list[Round], left: dict[str, int]) -> None:
     def median(values: list[float]) -> str:
         return f"{statistics.median(values):.1f}"
 

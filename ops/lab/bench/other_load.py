@@ -78,7 +78,7 @@ class LoadWatch:
 
     def __enter__(self) -> LoadWatch:
         self._strangers = set(psutil.pids())
-        self._before = self._read()
+        self._before = self._read_cpu_times()
         self._sampler.start()
         return self
 
@@ -88,9 +88,9 @@ class LoadWatch:
         self._is_over.set()
         self._sampler.join()
         self._sample()
-        self.found = other_load(self._before, self._read(), len(self._cores))
+        self.found = other_load(self._before, self._read_cpu_times(), len(self._cores))
 
-    def _read(self) -> CpuTimes:
+    def _read_cpu_times(self) -> CpuTimes:
         every = psutil.cpu_times(percpu=True)
         cores = [every[core] for core in self._cores if core < len(every)]
         busy_s = sum(_busy_s(core) for core in cores)

@@ -90,7 +90,7 @@ def run_bench(options: BenchOptions) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     report = BenchReport(machine=machine(), versions=versions(), seed=options.seed, command=sys.argv[1:])
     with _run_folder() as folder:
-        for row in _rows(options, report, folder, console):
+        for row in _chosen_rows(options, report, folder, console):
             console.print(row.say)
             with LoadWatch(folder) as watch, report.telling_failures(row.label):
                 row.measure()
@@ -127,7 +127,7 @@ class _Row(NamedTuple):
     measure: Callable[[], None]
 
 
-def _rows(options: BenchOptions, report: BenchReport, scratch: Path, console: Console) -> list[_Row]:
+def _chosen_rows(options: BenchOptions, report: BenchReport, scratch: Path, console: Console) -> list[_Row]:
     """Return the chosen rows, each of which adds its results to ``report``."""
     engines = [
         _Row(

@@ -59,7 +59,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", default="", help="where the workers' logs go")
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_chaos_command(arguments: argparse.Namespace) -> int:
     from .options import ChaosOptions
     from .run import run_chaos  # rich and psutil are not for every `penstock` command
 
@@ -104,5 +104,5 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    "chaos", "Kill processes at random under load; check that no request is harmed.", _run, _add_arguments
+    "chaos", "Kill processes at random under load; check that no request is harmed.", _run_chaos_command, _add_arguments
 )

@@ -164,7 +164,7 @@ class Disturber:
             process = psutil.Process(self._pid_of(victim, role))
         except psutil.NoSuchProcess:
             return False
-        self._spawn(_stop_for([process], self._random.uniform(*STOP_S)))
+        self._spawn_task(_stop_for([process], self._random.uniform(*STOP_S)))
         return True
 
     async def _pause_host(self) -> bool:
@@ -183,7 +183,7 @@ class Disturber:
             processes = list({process.pid: process for process in (*heads, *below)}.values())
         except psutil.NoSuchProcess:
             return False
-        self._spawn(_stop_for(processes, self._random.uniform(*STOP_S)))
+        self._spawn_task(_stop_for(processes, self._random.uniform(*STOP_S)))
         return True
 
     async def _drain(self) -> bool:
@@ -198,7 +198,7 @@ class Disturber:
         """Start a worker again once its supervisor has ended; once, however often it is killed meanwhile."""
         if worker not in self._reviving:
             self._reviving.add(worker)
-            self._spawn(self._revive(worker))
+            self._spawn_task(self._revive(worker))
 
     async def _revive(self, worker: LocalWorker) -> None:
         try:
@@ -231,7 +231,7 @@ class Disturber:
     def _worker_of(self, beat: EngineHeartbeat) -> LocalWorker | None:
         return next((worker for worker in self._stack.workers if worker.pid == beat.supervisor_pid), None)
 
-    def _spawn(self, work: Awaitable[None]) -> None:
+    def _spawn_task(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._done)

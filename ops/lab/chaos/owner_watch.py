@@ -69,7 +69,7 @@ class OwnerWatch:
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
             try:
-                await self._watch(connection)
+                await self._watch_commands(connection)
             except LOST as error:
                 log.info("owner_watch_lost", error=str(error))
             finally:
@@ -86,8 +86,8 @@ class OwnerWatch:
                 await commands.execute("ECHO", mark)
                 await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def _watch(self, connection: AbstractConnection) -> None:
-        server = await self._ask(connection, "INFO", "server")
+    async def _watch_commands(self, connection: AbstractConnection) -> None:
+        server = await self._ask_server(connection, "INFO", "server")
         match = re.search(rb"run_id:(\w+)", server)
         if match and match[1] != self._server:
             self.owners.forget()
@@ -98,7 +98,7 @@ class OwnerWatch:
         await deliver_replies(connection, self.saw)
 
     @staticmethod
-    async def _ask(connection: AbstractConnection, *words: str) -> Any:
+    async def _ask_server(connection: AbstractConnection, *words: str) -> Any:
         await heed_cancellation(connection.send_command(*words))
         return await heed_cancellation(connection.read_response())
 

@@ -60,7 +60,7 @@ class RedisTrouble:
             "fill redis": (1, self._fill),
         }
         if trio is None:
-            self.actions |= {"restart redis": (1, self._restart), "stop redis": (1, self._stop)}
+            self.actions |= {"restart redis": (1, self._restart), "stop redis": (1, self._suspend_server)}
         else:
             self.actions["kill primary"] = (3, self._kill_primary)
             self.asked_for.append("kill primary")
@@ -85,7 +85,7 @@ class RedisTrouble:
         await asyncio.to_thread(self._stack.restart_redis, name)
         return True
 
-    async def _stop(self) -> bool:
+    async def _suspend_server(self) -> bool:
         server = psutil.Process(self._stack.redis_pid(self._any()))
         server.suspend()
         try:
@@ -104,13 +104,15 @@ class RedisTrouble:
     async def _cut_connections(self) -> bool:
         """Cut all connections, so that every client, worker and supervisor must reconnect."""
         kinds = ("normal", "pubsub")
-        replies = await self._tell(self._any(), *[("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes") for kind in kinds])
+        replies = await self._run_commands(
+            self._any(), *[("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes") for kind in kinds]
+        )
         return any(replies)
 
     async def _fill(self) -> bool:
         """Fill the memory. Return whether any write was refused; if none was, nothing was tested."""
         name = self._any()
-        if not await self._tell(name, ("CONFIG", "SET", "maxmemory", 1)):
+        if not await self._run_commands(name, ("CONFIG", "SET", "maxmemory", 1)):
             return False
         num_before = await self._num_errors(name)
         try:
@@ -121,18 +123,18 @@ class RedisTrouble:
 
     async def _empty(self, name: str) -> None:
         for pause_s in itertools.repeat(AWAY_S[0]):
-            if await self._tell(name, ("CONFIG", "SET", "maxmemory", 0)):
+            if await self._run_commands(name, ("CONFIG", "SET", "maxmemory", 0)):
                 return
             await asyncio.sleep(pause_s)
 
     async def _lose_data(self) -> bool:
         """Delete all data. Return whether there was any."""
-        replies = await self._tell(self._any(), ("DBSIZE",), ("FLUSHALL",))
+        replies = await self._run_commands(self._any(), ("DBSIZE",), ("FLUSHALL",))
         return bool(replies) and replies[0] > 0
 
     async def _num_errors(self, name: str) -> int:
         """Replies of the server that were errors, since it was started; 0 if there is none."""
-        replies = await self._tell(name, ("INFO", "stats"))
+        replies = await self._run_commands(name, ("INFO", "stats"))
         return int(replies[0]["total_error_replies"]) if replies else 0
 
     async def _move(self) -> bool:
@@ -193,7 +195,7 @@ class RedisTrouble:
         names = [*self._stack.server_urls]
         return self._random.choice(names) if len(names) > 1 else names[0]
 
-    async def _tell(self, name: str, *commands: tuple[str | int, ...]) -> list[Any]:
+    async def _run_commands(self, name: str, *commands: tuple[str | int, ...]) -> list[Any]:
         """Run commands on the server that is there now, and return its replies; none if it is away."""
         client = redis.asyncio.Redis(connection_pool=parse_pool(self._stack.server_urls[name]))
         try:

@@ -81,7 +81,7 @@ def run_chaos(options: ChaosOptions) -> int:
             MODEL, worker_options, log_path, redis_url=trio.url if trio else "", shards=shards, of_each=of_each
         ) as stack,
     ):
-        report = asyncio.run(_run(stack, options, console, trio, models))
+        report = asyncio.run(_run_under_chaos(stack, options, console, trio, models))
     _print(console, report)
     if options.json_path:
         json_path = Path(options.json_path)
@@ -106,13 +106,13 @@ def _models(shards: list[str]) -> list[str]:
     return [next(name for name in names if choose_shard(name, shards) == shard) for shard in shards] or [MODEL_NAME]
 
 
-async def _run(
+async def _run_under_chaos(
     stack: LocalStack, options: ChaosOptions, console: Console, trio: SentinelTrio | None, models: list[str]
 ) -> ChaosReport:
     tenants = [f"tenant{number}" for number in range(TENANTS_PER_PARTITION * options.num_partitions)]
     requests = make_requests(options.num_requests, options.seed, models, tenants)
     console.print(f"{len(requests)} requests undisturbed …")
-    undisturbed = await _load(stack, requests, options, "calm", lambda *_: None, lambda n: n < len(requests))
+    undisturbed = await _load_stack(stack, requests, options, "calm", lambda *_: None, lambda n: n < len(requests))
     console.print(f"… {undisturbed.tokens_per_s:,.0f} tokens/s; the same under fire …")
     clock = RecoveryClock()
     tokens = EveryFewTokens(options.interval_tokens)
@@ -194,7 +194,7 @@ async def _under_fire(
         return num_started < len(requests) or is_short
 
     try:
-        return await _load(stack, requests, options, "chaos", on_delta, go_on)
+        return await _load_stack(stack, requests, options, "chaos", on_delta, go_on)
     finally:
         disturbing.cancel()
         with suppress(asyncio.CancelledError):
@@ -219,7 +219,7 @@ async def _watching(url: str, model: str) -> AsyncIterator[Owners]:
         await commands.close()
 
 
-async def _load(
+async def _load_stack(
     stack: LocalStack,
     requests: list[ChaosRequest],
     options: ChaosOptions,

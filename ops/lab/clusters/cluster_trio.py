@@ -47,14 +47,14 @@ class ClusterTrio(RedisProcesses):
         for tries_left in reversed(range(START_TRIES)):
             self.ports = free_ports(NUM_NODES, PORTS, BUS_OFFSET)
             try:
-                self._begin()
+                self._begin_nodes()
                 return
             except (ConfigurationError, RedisError):  # another process took a port first
                 self.stop()
                 if not tries_left:
                     raise
 
-    def _begin(self) -> None:
+    def _begin_nodes(self) -> None:
         for port in self.ports:
             self._start_node(port)
         for port in self.ports:

@@ -47,23 +47,23 @@ class RayCluster:
                 stderr=log,
                 text=True,
             )
-        self.address = str(self._answer()["address"])
+        self.address = str(self._read_answer()["address"])
 
     def add(self, num_cpus: int) -> int:
         """Add a node, and return its number."""
-        return int(self._ask({"add": num_cpus})["node"])
+        return int(self._ask_helper({"add": num_cpus})["node"])
 
     def remove(self, node: int, *, kill: bool = False) -> None:
         """Take a node away, in order or by kill -9."""
-        self._ask({"remove": node, "kill": kill})
+        self._ask_helper({"remove": node, "kill": kill})
 
     def make_group(self, name: str, num_bundles: int) -> None:
         """Make a placement group of bundles of one CPU each, which stays, in the namespace of fleets."""
-        self._ask({"group": num_bundles, "name": name})
+        self._ask_helper({"group": num_bundles, "name": name})
 
     def left(self) -> dict[str, int]:
         """Return how many actors live, and how many placement groups there are."""
-        return self._ask({"left": 0})
+        return self._ask_helper({"left": 0})
 
     def __enter__(self) -> RayCluster:
         return self
@@ -81,13 +81,13 @@ class RayCluster:
             self._process.wait()
             self._process.stdout.close()
 
-    def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
+    def _ask_helper(self, command: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
-        return self._answer()
+        return self._read_answer()
 
-    def _answer(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         # Skip lines that Ray prints itself.
         for line in self._process.stdout:

@@ -172,10 +172,12 @@ def main() -> None:
     """Kill the primary a few times, and print how long each time the next write took."""
     with tempfile.TemporaryDirectory() as folder, SentinelTrio(Path(folder)) as trio:
         for _ in range(NUM_MEASURED):
-            print(f"{asyncio.run(_measure(trio)):.1f} s from kill -9 of the primary to the next answered write")
+            print(
+                f"{asyncio.run(_measure_failover(trio)):.1f} s from kill -9 of the primary to the next answered write"
+            )
 
 
-async def _measure(trio: SentinelTrio) -> float:
+async def _measure_failover(trio: SentinelTrio) -> float:
     commands = CommandConnection(trio.url)
     try:
         await commands.execute("SET", "key", "before")

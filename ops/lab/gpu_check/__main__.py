@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("  ".join(f"{key} {value}" for key, value in about.items()))
         if about["missing"]:
             print(f"missing here, so what needs it is not measured: {', '.join(about['missing'])}")
-        parts = _parts(plan, tuple(options.engine_options.split()), about["num_devices"])
+        parts = _parts_by_worth(plan, tuple(options.engine_options.split()), about["num_devices"])
         chosen = {name: part for name, part in parts.items() if name.split()[0] in options.only}
         return run_parts(plan, chosen, about, scratch, options.json)
 
@@ -79,7 +79,7 @@ def run_parts(plan: Plan, parts: dict[str, Part], about: dict[str, Any], scratch
     return int(any(part["error"] for part in results["parts"].values()))
 
 
-def _parts(plan: Plan, engine_options: tuple[str, ...], num_gpus: int) -> dict[str, Part]:
+def _parts_by_worth(plan: Plan, engine_options: tuple[str, ...], num_gpus: int) -> dict[str, Part]:
     """In the order of their worth: if time runs out, the last go without."""
     parts: dict[str, Part] = {"correctness": partial(check_correctness, plan)}
     if plan.device != "cpu":  # where all of them would be skipped

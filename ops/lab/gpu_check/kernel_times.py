@@ -29,7 +29,7 @@ def time_kernels(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
             result["rows"] += [_failed(kernel, "not begun: no time was left") for kernel in remaining]
             break
         output = scratch / f"kernels-{len(remaining)}.json"
-        ended = _run(plan, remaining, output, left_s)
+        ended = _run_kernels(plan, remaining, output, left_s)
         output_data = (
             json.loads(output.read_text()) if output.exists() else {"rows": [], "roofline": None, "kernels": []}
         )
@@ -45,7 +45,7 @@ def time_kernels(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
     return result
 
 
-def _run(plan: Plan, kernels: list[str], output: Path, limit_s: float) -> Ended:
+def _run_kernels(plan: Plan, kernels: list[str], output: Path, limit_s: float) -> Ended:
     command = [sys.executable, "-m", "penstock.ops.lab.kernels", "--device", plan.device, "--json", str(output)]
     command += ["--only", ",".join(kernels), *(["--quick"] if plan.is_quick else [])]
     return run_program(command, output.with_suffix(".log"), limit_s)

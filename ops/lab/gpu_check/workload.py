@@ -32,12 +32,12 @@ def write_engine_workload(plan: Plan, vocab_size: int, path: Path) -> None:
         gap = _phase(GAP, lengths, plan.gap_batch, vocab_size)
         # Last, because the profiler is most likely to fail; and once before, for compilation.
         phases += [{**gap, "name": WARM_UP}, {**gap, "observes_device": True}]
-    _write(phases, path)
+    _write_phases(phases, path)
 
 
 def write_rival_workload(plan: Plan, vocab_size: int, path: Path) -> None:
     """Write only the mixed phase."""
-    _write(_mixed_phases(plan, vocab_size), path)
+    _write_phases(_mixed_phases(plan, vocab_size), path)
 
 
 def _mixed_phases(plan: Plan, vocab_size: int) -> list[dict[str, Any]]:
@@ -65,5 +65,5 @@ def _phase(name: str, lengths: list[tuple[int, int]], concurrency: int, vocab_si
     return {"name": name, "concurrency": concurrency, "requests": requests}
 
 
-def _write(phases: list[dict[str, Any]], path: Path) -> None:
+def _write_phases(phases: list[dict[str, Any]], path: Path) -> None:
     path.write_text(json.dumps({"phases": phases}))

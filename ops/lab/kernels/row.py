@@ -62,7 +62,7 @@ def measure_case(kernel: str, case: Case, device: torch.device, budget_s: float)
     for name, function in {_KERNEL: case.run, **case.rivals}.items():
         try:
             truth = truth or _as_tuple(case.truth(*(_widened(tensor) for tensor in case.inputs)))
-            _check(function, case, truth)
+            _check_results(function, case, truth)
             times[name] = measure(lambda function=function: function(*copies), device, budget_s)
         except Exception as error:  # a function that does not run on this device must not cost the other rows
             print(f"{kernel} {case.shape}, {name}:\n{traceback.format_exc()}", file=sys.stderr)
@@ -79,7 +79,7 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _check(function: Callable[..., Any], case: Case, truth: tuple[Tensor, ...]) -> None:
+def _check_results(function: Callable[..., Any], case: Case, truth: tuple[Tensor, ...]) -> None:
     results = _as_tuple(function(*(tensor.clone() for tensor in case.inputs)))
     for actual, expected in zip(results, truth, strict=True):
         assert_close(actual, expected)

@@ -58,11 +58,11 @@ def main() -> int:
 def _try(name: str, timeout_s: float, attempt: Attempt) -> Outcome:
     start = time.monotonic()
     outcome = try_in_child(name, timeout_s, attempt)
-    _tell(outcome, time.monotonic() - start)
+    _print_outcome(outcome, time.monotonic() - start)
     return outcome
 
 
-def _tell(outcome: Outcome, took_s: float) -> None:
+def _print_outcome(outcome: Outcome, took_s: float) -> None:
     results = ", ".join(f"{way} {result}" for way, result in outcome.told.items())
     results += ": " if results and outcome.reason else ""
     sys.stderr.write(f"{outcome.model_type} ({took_s:.0f} s): {outcome.mode} {results}{outcome.reason}\n")

@@ -69,36 +69,36 @@ def try_model_type(model_type: str, folder: Path, options: dict[str, Any] | None
     next one could not fork its ranks.
     """
     options = options or {}
-    call = _call_in_child if options else _call
+    call = _call_in_child if options else _call_here
     outcome = Outcome(model_type=model_type)
     stage = "no model to try"
     try:
         config = small_config(model_type)
         trial.write_model(config, folder)
         stage = "not loaded"
-        forward = call(_Forward, partial(_load, folder, **options))
+        forward = call(_Forward, partial(_load_model, folder, **options))
         outcome.mode = forward.mode
         stage = "no tokens to compare with"
         expectation = trial.find_model(config, folder)
         stage = "failed"
         # Engines of one rank run one after the other with one loaded model.
-        run = partial(_run, call) if options else partial(trial.run_engine, model=trial.load(folder))
+        run = partial(_run_engine, call) if options else partial(trial.run_engine, model=trial.load(folder))
         outcome.told = trial.compare(folder, expectation, forward, run, **options)
     except Exception as error:  # whatever an architecture's own code raises
         outcome.reason = f"{stage}: {first_line(error)}"
     return outcome
 
 
-def _load(folder: Path, **options: Any) -> _Forward:
+def _load_model(folder: Path, **options: Any) -> _Forward:
     forward = trial.load(folder, **options).forward
     return _Forward(forward.mode, forward.bytes_per_token, forward.bytes_per_request)
 
 
-def _run(call: _Caller, folder: Path, batches: list[list[list[int]]], **options: Any) -> trial.Generated:
+def _run_engine(call: _Caller, folder: Path, batches: list[list[list[int]]], **options: Any) -> trial.Generated:
     return call(trial.Generated, partial(trial.run_engine, folder, batches, **options))
 
 
-def _call(_: type[T], work: Callable[[], T]) -> T:
+def _call_here(_: type[T], work: Callable[[], T]) -> T:
     return work()
 
 
@@ -109,7 +109,7 @@ def _call_in_child(kind: type[T], work: Callable[[], T]) -> T:
         _ChildError: it raised there, or the child died; the message has the reason.
     """
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_answer, args=(work, theirs, os.getpid()))
+    child = multiprocessing.get_context("fork").Process(target=_answer_in_child, args=(work, theirs, os.getpid()))
     child.start()
     theirs.close()
     with ours:
@@ -128,7 +128,7 @@ class _ChildError(Exception):
     """Failure of a child process."""
 
 
-def _answer(work: Callable[[], msgspec.Struct], pipe: Connection, parent_pid: int) -> None:
+def _answer_in_child(work: Callable[[], msgspec.Struct], pipe: Connection, parent_pid: int) -> None:
     die_with(parent_pid)  # which is killed when it takes too long
     try:
         pipe.send_bytes(b"\n" + msgspec.json.encode(work()))

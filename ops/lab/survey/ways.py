@@ -239,19 +239,19 @@ def main(words: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"without compiled kernels: {refusal}\n")
     loaded = native.loaded()
     columns = "".join(f" {name}: packed, ms | lean | compiled |" for name, _, _ in _STEPS)
-    _tell(f"{loaded.instructions if loaded else 'torch'}, bfloat16, {arguments.layers} layers, one thread\n")
-    _tell(f"| model type |{columns}")
-    _tell("|---|" + "---|---|---|" * len(_STEPS))
+    _print_line(f"{loaded.instructions if loaded else 'torch'}, bfloat16, {arguments.layers} layers, one thread\n")
+    _print_line(f"| model type |{columns}")
+    _print_line("|---|" + "---|---|---|" * len(_STEPS))
     for model_type in arguments.only.split(","):
         cells = [
             f" {packed_ms:.1f} | {gains['lean']:.2f} | {_told(gains)} |"
             for packed_ms, gains in gains_of(model_type, arguments.layers, arguments.rounds, arguments.turn_s)
         ]
-        _tell(f"| {model_type} |" + "".join(cells))
+        _print_line(f"| {model_type} |" + "".join(cells))
     return 0
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

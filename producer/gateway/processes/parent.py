@@ -123,13 +123,13 @@ class GatewayChild:
         """Send SIGTERM: the first stops the child gracefully, the second immediately. A starting child receives it once
         it runs."""
         self._is_stop_requested = True
-        self._send(signal.SIGTERM)
+        self._send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill the child with SIGKILL."""
-        self._send(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
 
-    def _send(self, number: signal.Signals) -> None:
+    def _send_signal(self, number: signal.Signals) -> None:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
@@ -213,7 +213,7 @@ class GatewayParent:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         runs = [asyncio.create_task(self._keep_running(begin)) for begin in self._begins]
-        watch = asyncio.create_task(self._watch())
+        watch = asyncio.create_task(self._kill_stuck_children())
         try:
             await self._until_all_ready(runs)
             if not self._num_signals:
@@ -222,7 +222,7 @@ class GatewayParent:
         finally:
             # Pending connections are refused now, instead of waiting in vain.
             self._listener.close()
-            await self._stop(runs)
+            await self._stop_children(runs)
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
 
@@ -278,7 +278,7 @@ class GatewayParent:
             if task.done():
                 task.result()
 
-    async def _watch(self) -> None:
+    async def _kill_stuck_children(self) -> None:
         """Kill a child that has sent nothing for long: its event loop is stuck, and it would hold its connections."""
         num_silent: dict[int, int] = {}
         while True:
@@ -306,7 +306,7 @@ class GatewayParent:
         for child in self._children.values():
             child.request_stop()
 
-    async def _stop(self, runs: list[asyncio.Task[None]]) -> None:
+    async def _stop_children(self, runs: list[asyncio.Task[None]]) -> None:
         if not self._num_signals:
             self._num_signals = 1
             self._request_stop()

@@ -167,7 +167,7 @@ class FormParser:
         with _parsing():
             if self._splitter is not None:
                 reasoning, text = self._splitter.feed(text)
-            return self._parts(reasoning, self._pieces(text))
+            return self._message_parts(reasoning, self._pieces(text))
 
     def finish(self, *, is_cut: bool = False) -> MessageParts:
         reasoning, text = "", ""
@@ -177,7 +177,7 @@ class FormParser:
             pieces = self._pieces(text)
             if self._calls is not None:
                 pieces += self._calls.finish(is_cut=is_cut)
-            return self._parts(reasoning, pieces)
+            return self._message_parts(reasoning, pieces)
 
     def finish_reason(self, reason: OpenAIFinishReason) -> OpenAIFinishReason:
         return "tool_calls" if reason == "stop" and self._has_calls else reason
@@ -187,7 +187,7 @@ class FormParser:
             return [Content(text)] if text else []
         return self._calls.feed(text)
 
-    def _parts(self, reasoning: str, pieces: list[Piece]) -> MessageParts:
+    def _message_parts(self, reasoning: str, pieces: list[Piece]) -> MessageParts:
         content = ""
         calls: dict[int, CallDelta] = {}
         for piece in pieces:

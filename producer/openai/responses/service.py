@@ -105,7 +105,7 @@ class Responses(StoredResponses):
         transcriber = prepared.transcriber()
         transcriber.create()
         try:
-            async with aclosing(self._run(prepared, transcriber)) as batches:
+            async with aclosing(self._run_in_foreground(prepared, transcriber)) as batches:
                 async for _ in batches:
                     pass
         except PenstockError:
@@ -123,7 +123,7 @@ class Responses(StoredResponses):
         """
         transcriber = prepared.transcriber()
         created = transcriber.create()
-        async with aclosing(self._run(prepared, transcriber, linger_s=self._linger_s)) as batches:
+        async with aclosing(self._run_in_foreground(prepared, transcriber, linger_s=self._linger_s)) as batches:
             first = asyncio.ensure_future(anext(batches))
             try:
                 await asyncio.wait([first], timeout=self._status_wait_s)
@@ -159,7 +159,7 @@ class Responses(StoredResponses):
         transcriber.create()
         return transcriber.response
 
-    async def _run(
+    async def _run_in_foreground(
         self, prepared: PreparedResponse, transcriber: Transcriber, *, linger_s: float = 0.0
     ) -> AsyncGenerator[list[Event]]:
         """Run the request in the foreground."""

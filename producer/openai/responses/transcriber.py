@@ -84,7 +84,7 @@ class Transcriber:
         if delta.finish_reason is not None:
             pieces += self._in_order(self._parser.finish(is_cut=delta.finish_reason != FinishReason.STOP))
         pieces = _joined(pieces)
-        self._count(delta, pieces)
+        self._count_reasoning(delta, pieces)
         if self._options.num_top_logprobs is not None:
             self._logprobs += chat_logprobs(delta.logprobs, self._options.num_top_logprobs).content
             pieces = self._with_logprobs(pieces)
@@ -113,7 +113,7 @@ class Transcriber:
             pieces.append(CallArguments(call["function"]["arguments"]))
         return [piece for piece in pieces if isinstance(piece, CallStart) or piece.text]
 
-    def _count(self, delta: Delta, pieces: list[Piece]) -> None:
+    def _count_reasoning(self, delta: Delta, pieces: list[Piece]) -> None:
         """Count reasoning tokens by the share of reasoning in the text. It is exact unless reasoning ends within the
         delta."""
         self._num_unread_tokens += len(delta.token_ids)

@@ -228,14 +228,14 @@ class OpenMessage:
         text_done = OutputTextDone(item_id=self._id, output_index=self._place, text=self._text, logprobs=self._logprobs)
         return [
             text_done,
-            ContentPartDone(item_id=self._id, output_index=self._place, part=self._part()),
+            ContentPartDone(item_id=self._id, output_index=self._place, part=self._text_part()),
             OutputItemDone(output_index=self._place, item=self.item(status)),
         ]
 
     def item(self, status: ItemStatus) -> Item:
-        return Message(id=self._id, role="assistant", status=status, content=[self._part()])
+        return Message(id=self._id, role="assistant", status=status, content=[self._text_part()])
 
-    def _part(self) -> OutputText:
+    def _text_part(self) -> OutputText:
         return OutputText(self._text, logprobs=list(self._logprobs))
 
 

@@ -50,7 +50,7 @@ class ToolCallParser:
         """
         while self._is_section:
             self._reader.position = len(self._text)
-            self._send("", keep_cut=is_cut)
+            self._send_char("", keep_cut=is_cut)
             self._advance()
         if not self._reader.num_calls or self._text.strip():
             self._emit_content(len(self._text))
@@ -89,14 +89,14 @@ class ToolCallParser:
         self._reader.text = self._text
         while self._next < len(self._text):
             self._reader.position = self._next
-            self._send(self._text[self._next], keep_cut=False)
+            self._send_char(self._text[self._next], keep_cut=False)
             if not self._is_section:
                 return True
             self._next += 1
         self._reader.flush()
         return False
 
-    def _send(self, char: str, *, keep_cut: bool) -> None:
+    def _send_char(self, char: str, *, keep_cut: bool) -> None:
         """Send a character, or the end, to the grammar. Ends the section if the grammar rejects it."""
         try:
             if self._grammar is None:

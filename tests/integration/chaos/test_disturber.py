@@ -32,7 +32,7 @@ async def test_what_was_filled_is_emptied_whenever_it_is_cancelled(
     disturber = Disturber(cast(LocalStack, servers), 1, EveryFewSeconds(0.01), RecoveryClock())
     trouble = disturber._redis
     monkeypatch.setattr(disturber, "_actions", {"fill redis": trouble.actions["fill redis"]})
-    tell, is_full, gate = trouble._tell, asyncio.Event(), asyncio.Event()
+    tell, is_full, gate = trouble._run_commands, asyncio.Event(), asyncio.Event()
 
     async def held_tell(name: str, *commands: tuple[str | int, ...]) -> list[Any]:
         """The server has done it, and the reply is on its way for as long as the gate is shut."""
@@ -41,7 +41,7 @@ async def test_what_was_filled_is_emptied_whenever_it_is_cancelled(
         await gate.wait()
         return replies
 
-    monkeypatch.setattr(trouble, "_tell", held_tell)
+    monkeypatch.setattr(trouble, "_run_commands", held_tell)
     disturbing = asyncio.create_task(disturber.run())
     await is_full.wait()
     assert await limit(server) == b"1"

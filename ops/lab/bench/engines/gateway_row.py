@@ -146,9 +146,9 @@ class _Way(NamedTuple):
             ConfigurationError: the output has a wrong number of tokens.
         """
         before = self._cpu_s()
-        _, everything = _load(self.load, self.url, phases[:2], scratch)
+        _, everything = _run_load(self.load, self.url, phases[:2], scratch)
         cpu_s = self._cpu_s() - before
-        (idle,) = _load(self.load, self.url, phases[2:], scratch)
+        (idle,) = _run_load(self.load, self.url, phases[2:], scratch)
         self.figures.add(everything, idle)
         if self.family:
             self.cpu_us_per_token.append(1e6 * cpu_s / everything.num_tokens)
@@ -180,7 +180,7 @@ def _with_words(model: Path, folder: Path) -> Path:
     return folder
 
 
-def _load(way: str, url: str, phases: list[Phase], scratch: Path) -> list[LoadResult]:
+def _run_load(way: str, url: str, phases: list[Phase], scratch: Path) -> list[LoadResult]:
     work, result = scratch / "phases.json", scratch / "loaded.json"
     work.write_bytes(msgspec.json.encode(phases))
     command = [sys.executable, "-m", "penstock.ops.lab.bench.engines.gateway_load", way, url, str(work), str(result)]

@@ -81,9 +81,11 @@ def measure_growth(
         return Phase(str(count), items, count)
 
     command = ["--model", str(model), "--max-num-seqs", str(max(sizes)), *engine_options]
-    by_name = {phase.name: phase for phase in _run(command, scratch, [batch(size, OUTPUT_TOKENS) for size in sizes])}
+    by_name = {
+        phase.name: phase for phase in _run_offline(command, scratch, [batch(size, OUTPUT_TOKENS) for size in sizes])
+    }
     # In another process: this one has memory to spare by now, which would pass for none taken.
-    (queued,) = _run(command, scratch, [batch(num_queued, 1)])
+    (queued,) = _run_offline(command, scratch, [batch(num_queued, 1)])
     largest = by_name[str(max(sizes))]
     return GrowthRow(
         model=name,
@@ -95,7 +97,7 @@ def measure_growth(
     )
 
 
-def _run(options: list[str], scratch: Path, phases: list[Phase]) -> list[_PhaseSteps]:
+def _run_offline(options: list[str], scratch: Path, phases: list[Phase]) -> list[_PhaseSteps]:
     workload, output = scratch / "growth.json", scratch / "growth-output.json"
     write_workload(phases, workload)
     command = [sys.executable, "-m", "penstock.worker.engine.offline", "--steps", *options]

@@ -90,7 +90,7 @@ class _Run:
         phases = [self._phase("warm-up", self.texts[:NUM_CLIENTS]), self._phase("all", self.texts)]
         workload.write_bytes(msgspec.json.encode({"phases": phases}))
         command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", str(self.model), *self.options]
-        _run([*command, "--workload", str(workload), "--output", str(output)])
+        _run_side([*command, "--workload", str(workload), "--output", str(output)])
         wall_s = msgspec.json.decode(output.read_bytes())["phases"][1]["wall_s"]
         self.row.alone.append(len(self.texts) / wall_s)
 
@@ -104,7 +104,7 @@ class _Run:
         workload, output = self.scratch / "texts.json", self.scratch / "embedded.json"
         workload.write_bytes(msgspec.json.encode(self.texts))
         script = Path(__file__).parents[1] / "peers" / "transformers_embed.py"
-        _run([sys.executable, str(script), str(self.model), str(workload), str(output), str(threads)])
+        _run_side([sys.executable, str(script), str(self.model), str(workload), str(output), str(threads)])
         result = msgspec.json.decode(output.read_bytes())
         self.row.arrival.append(len(self.texts) / result["arrival_s"])
         self.row.sorted.append(len(self.texts) / result["sorted_s"])
@@ -136,7 +136,7 @@ async def _served(url: str, texts: list[list[int]]) -> tuple[float, list[list[fl
         return time.perf_counter() - started, [output.outputs.vector for output in first]
 
 
-def _run(command: list[str]) -> None:
+def _run_side(command: list[str]) -> None:
     completed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if completed.returncode != 0:
         raise ConfigurationError(f"{command[1]} failed: {completed.stderr.strip()[-1500:]}")

@@ -108,7 +108,7 @@ def measure_sessions(
     options += ["--max-num-seqs", str(MAX_NUM_SEQS), "--engines", str(NUM_ENGINES)]
     with LocalStack(folder, options) as stack:
         sizes = num_sessions or NUM_SESSIONS
-        loads = [asyncio.run(_measure(stack.url, load, sizes[load], rounds, Random(seed))) for load in sizes]
+        loads = [asyncio.run(_measure_sessions(stack.url, load, sizes[load], rounds, Random(seed))) for load in sizes]
     return SessionsRow(
         model=name,
         num_engines=NUM_ENGINES,
@@ -123,7 +123,7 @@ def _link(source: str, target: str) -> None:
     Path(target).symlink_to(Path(source).resolve())
 
 
-async def _measure(url: str, name: str, num_sessions: int, rounds: int, random: Random) -> SessionsLoad:
+async def _measure_sessions(url: str, name: str, num_sessions: int, rounds: int, random: Random) -> SessionsLoad:
     async with Client.connect(url) as client:
         token_ids = (await client.tokenize(LETTERS)).token_ids
         sides: dict[str, list[SessionsSide]] = {"plain": [], "warm": []}
@@ -131,7 +131,7 @@ async def _measure(url: str, name: str, num_sessions: int, rounds: int, random: 
         for _ in range(rounds):
             for side, policy in (("plain", PLAIN), ("warm", WARM)):
                 await client.configure_queue(policy)
-                sides[side].append(_side(*await _run(client, num_sessions, token_ids, random)))
+                sides[side].append(_side(*await _run_sessions(client, num_sessions, token_ids, random)))
         after = await client.queue_stats()
     plain, warm = sides["plain"], sides["warm"]
     return SessionsLoad(
@@ -145,7 +145,9 @@ async def _measure(url: str, name: str, num_sessions: int, rounds: int, random: 
     )
 
 
-async def _run(client: Client, num_sessions: int, token_ids: list[int], random: Random) -> tuple[list[_Turn], float]:
+async def _run_sessions(
+    client: Client, num_sessions: int, token_ids: list[int], random: Random
+) -> tuple[list[_Turn], float]:
     """Run all sessions concurrently, and return their turns and the total seconds."""
     started = time.perf_counter()
     params = SamplingParams(temperature=1.0, max_tokens=ANSWER_TOKENS, ignore_eos=True, allowed_token_ids=token_ids)

@@ -115,11 +115,11 @@ def measure_lora(
     _make_adapters(model, adapters)
     vocab_size = read_vocab_size(model)
     sides = [LoraSide(name=engine.name, missing=engine.off.why_missing) for engine in engines]
-    checked = _checked(vocab_size, seed, adapters)
+    checked = _checked_items(vocab_size, seed, adapters)
     for engine, side in zip(engines, sides, strict=True):
         if not side.missing:
             tell(f"checking {engine.name} …")
-            side.wrong, side.wrong_mixed = _check(engine, model, checked, adapters, scratch)
+            side.wrong, side.wrong_mixed = _token_errors(engine, model, checked, adapters, scratch)
     items = make_workload(num_requests, vocab_size, seed)
     off, on = off_phases(items), on_phases(items, adapters)
     for number in range(rounds):
@@ -161,7 +161,7 @@ def on_phases(items: list[Item], adapters: Path) -> list[Phase]:
     return [Phase(WARM_UP, warm_up, NUM_ADAPTERS), *timed]
 
 
-def _checked(vocab_size: int, seed: int, adapters: Path) -> list[Item]:
+def _checked_items(vocab_size: int, seed: int, adapters: Path) -> list[Item]:
     """Return one request without an adapter, and one with each merged adapter."""
     items = [
         msgspec.structs.replace(item, max_tokens=CHECKED_OUTPUT_TOKENS)
@@ -170,7 +170,7 @@ def _checked(vocab_size: int, seed: int, adapters: Path) -> list[Item]:
     return [items[0], *(_with(item, adapters, number) for number, item in enumerate(items[1:]))]
 
 
-def _check(engine: Engine, model: Path, items: list[Item], adapters: Path, scratch: Path) -> tuple[str, str]:
+def _token_errors(engine: Engine, model: Path, items: list[Item], adapters: Path, scratch: Path) -> tuple[str, str]:
     """Return the errors of an engine's tokens in float32, for either kind alone and for both mixed; "" for none."""
     phases = [Phase(BASE_ALONE, items[:1], 1), Phase(ADAPTERS_ALONE, items[1:], len(items) - 1)]
     phases.append(Phase(MIXED, items, len(items)))

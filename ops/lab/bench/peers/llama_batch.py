@@ -118,13 +118,13 @@ class _Batching:
                 if not request.output_token_ids:
                     continue
                 position = len(request.prompt_token_ids) + len(request.output_token_ids) - 1
-                rows.append((slot, self._add(request.output_token_ids[-1], position, slot, wants_logits=True)))
+                rows.append((slot, self._add_token(request.output_token_ids[-1], position, slot, wants_logits=True)))
             rows += self._add_prompts()
             status = llama_cpp.llama_decode(self._context, self._batch)
             if status != 0:
                 raise RuntimeError(f"llama_decode returned {status}")
             for slot, row in rows:
-                self._take(slot, self._peer.argmax(self._context, row))
+                self._take_token(slot, self._peer.argmax(self._context, row))
 
     def _add_prompts(self) -> list[tuple[int, int]]:
         rows = []
@@ -136,11 +136,11 @@ class _Batching:
             self._prompts.popleft()
             row = 0
             for position, token_id in enumerate(prompt):
-                row = self._add(token_id, position, slot, wants_logits=position == len(prompt) - 1)
+                row = self._add_token(token_id, position, slot, wants_logits=position == len(prompt) - 1)
             rows.append((slot, row))
         return rows
 
-    def _take(self, slot: int, token_id: int) -> None:
+    def _take_token(self, slot: int, token_id: int) -> None:
         request = self._running[slot]
         request.saw([token_id])
         if request.is_complete:
@@ -148,7 +148,7 @@ class _Batching:
             self._free_slots.append(slot)
             llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._context), slot, -1, -1)
 
-    def _add(self, token_id: int, position: int, slot: int, *, wants_logits: bool) -> int:
+    def _add_token(self, token_id: int, position: int, slot: int, *, wants_logits: bool) -> int:
         row = self._batch.n_tokens
         self._batch.token[row] = token_id
         self._batch.pos[row] = position

@@ -34,12 +34,12 @@ class LlamaLookup(LlamaBatch):
             context = self._open_context(1)
             batch = llama_cpp.llama_batch_init(MAX_BATCH_TOKENS, 0, 1)
             try:
-                self._answer(context, batch, request)
+                self._generate_one(context, batch, request)
             finally:
                 llama_cpp.llama_batch_free(batch)
                 llama_cpp.llama_free(context)
 
-    def _answer(self, context: Any, batch: Any, request: Request) -> None:
+    def _generate_one(self, context: Any, batch: Any, request: Request) -> None:
         sequence = list(request.prompt_token_ids)
         self._decode(context, batch, sequence, 0, num_logits=1)
         while True:

@@ -37,7 +37,7 @@ class TransformersContinuous:
         running: dict[str, Request] = {}
         while arrivals or running:
             for request in arrivals.take(len(running)):
-                running[self._add(request)] = request
+                running[self._add_to_manager(request)] = request
             result = self._manager.get_result(timeout=RESULT_TIMEOUT_S)
             if result is None:
                 if not self._manager.is_running():
@@ -56,7 +56,7 @@ class TransformersContinuous:
     def close(self) -> None:
         self._manager.stop(block=True, timeout=STOP_TIMEOUT_S)
 
-    def _add(self, request: Request) -> str:
+    def _add_to_manager(self, request: Request) -> str:
         request_id = self._manager.add_request(
             request.prompt_token_ids, max_new_tokens=request.max_tokens, streaming=True
         )

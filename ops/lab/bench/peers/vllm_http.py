@@ -44,7 +44,7 @@ class VllmHttp:
             raise
 
     def run(self, requests: list[Request], concurrency: int) -> None:
-        asyncio.run(self._run(requests, concurrency))
+        asyncio.run(self._run_concurrently(requests, concurrency))
 
     def pids(self) -> list[int]:
         return [self._server.pid]
@@ -57,7 +57,7 @@ class VllmHttp:
             self._server.kill()
             self._server.wait()
 
-    async def _run(self, requests: list[Request], concurrency: int) -> None:
+    async def _run_concurrently(self, requests: list[Request], concurrency: int) -> None:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
 

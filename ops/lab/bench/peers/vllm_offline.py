@@ -28,7 +28,7 @@ class VllmOffline:
         running: dict[str, Request] = {}
         while arrivals or running:
             for request in arrivals.take(len(running)):
-                running[self._add(request)] = request
+                running[self._add_to_engine(request)] = request
             for output in self._engine.step():
                 request = running[output.request_id]
                 request.saw(list(output.outputs[0].token_ids))
@@ -41,7 +41,7 @@ class VllmOffline:
     def close(self) -> None:
         pass
 
-    def _add(self, request: Request) -> str:
+    def _add_to_engine(self, request: Request) -> str:
         self._num_added += 1
         request_id = str(self._num_added)
         prompt = {"prompt_token_ids": request.prompt_token_ids}

@@ -42,10 +42,10 @@ class CostsRow(msgspec.Struct, kw_only=True):
 def measure_costs() -> CostsRow:
     """Measure on a private Redis that writes its file every second."""
     with private_redis(append_only=True) as url:
-        return asyncio.run(_measure(url))
+        return asyncio.run(_measure_costs(url))
 
 
-async def _measure(url: str) -> CostsRow:
+async def _measure_costs(url: str) -> CostsRow:
     commands, subscriber = CommandConnection(url), Subscriber(url)
     await subscriber.open()
     broker = Broker(commands, Keys().model("bench-costs"))

@@ -65,10 +65,10 @@ class EnqueueRow(msgspec.Struct, kw_only=True):
 def measure_enqueue(rounds: int = ROUNDS, size: float = 1.0) -> EnqueueRow:
     """Measure all ways in turn on a private Redis; ``size`` scales the number of requests."""
     with private_redis(append_only=True) as url:
-        return asyncio.run(_measure(url, _arq_connection(url), rounds, size))
+        return asyncio.run(_measure_ways(url, _arq_connection(url), rounds, size))
 
 
-async def _measure(url: str, connecting: Awaitable[Any] | None, rounds: int, size: float) -> EnqueueRow:
+async def _measure_ways(url: str, connecting: Awaitable[Any] | None, rounds: int, size: float) -> EnqueueRow:
     server = redis.asyncio.Redis.from_pool(parse_pool(url))
     arq = None if connecting is None else await connecting
     try:
@@ -78,7 +78,7 @@ async def _measure(url: str, connecting: Awaitable[Any] | None, rounds: int, siz
             for number in range(rounds):
                 for pair in pairs:
                     for way in pair if number % 2 == 0 else reversed(pair):
-                        await _run(way, server)
+                        await _run_way(way, server)
     finally:
         await server.aclose()
         if arq is not None:
@@ -86,7 +86,7 @@ async def _measure(url: str, connecting: Awaitable[Any] | None, rounds: int, siz
     return EnqueueRow(rounds=rounds, payload_bytes=len(payload), pairings=[_compare(*pair) for pair in pairs])
 
 
-async def _run(way: Way, server: redis.asyncio.Redis) -> None:
+async def _run_way(way: Way, server: redis.asyncio.Redis) -> None:
     if way.run is None:
         return
     await server.flushall()

@@ -90,10 +90,10 @@ def measure_fairness(rounds: int = 3, seed: int = 0, worker_options: tuple[str, 
     options = ["--device", "cpu", "--served-model-name", "demo", "--log-level", "error", *worker_options]
     options.append("--no-enable-prefix-caching")  # every round sends the same prompts
     with LocalStack(MODEL, options) as stack:
-        return asyncio.run(_measure(stack.url, rounds, seed))
+        return asyncio.run(_measure_fairness(stack.url, rounds, seed))
 
 
-async def _measure(url: str, rounds: int, seed: int) -> FairnessRow:
+async def _measure_fairness(url: str, rounds: int, seed: int) -> FairnessRow:
     vocab_size = json.loads((MODEL / "config.json").read_text())["vocab_size"]
 
     def work(count: int, seed: int) -> list[Item]:
@@ -144,7 +144,7 @@ async def _round(
     jitter = Random(0)
     async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as sending:
         for number, item in enumerate(small):
-            sending.create_task(_send(client, server, item, result))
+            sending.create_task(_send_item(client, server, item, result))
             # Not in step with the engine.
             at = started + SEND_EVERY_S * (number + jitter.uniform(0.8, 1.2))
             await asyncio.sleep(max(0.0, at - time.perf_counter()))
@@ -156,7 +156,7 @@ async def _round(
     return result
 
 
-async def _send(client: Client, server: redis.asyncio.Redis, item: Item, result: _Round) -> None:
+async def _send_item(client: Client, server: redis.asyncio.Redis, item: Item, result: _Round) -> None:
     request_id = uuid.uuid4().hex
     sent_at_ms = time.time() * 1000
     clock = StreamTimes()

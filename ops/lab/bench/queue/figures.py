@@ -62,10 +62,10 @@ class FiguresRow(msgspec.Struct, kw_only=True):
 def measure_figures() -> FiguresRow:
     """Measure on a private Redis that writes its file every second."""
     with private_redis(append_only=True) as url:
-        return asyncio.run(_measure(url))
+        return asyncio.run(_measure_figures(url))
 
 
-async def _measure(url: str) -> FiguresRow:
+async def _measure_figures(url: str) -> FiguresRow:
     commands = CommandConnection(url)
     keys = {limit: Keys().model(f"bench-figures-{limit}") for limit in (0, EVENTS_KEPT)}
     cpu_us: dict[tuple[int, int], list[float]] = {(at_once, limit): [] for at_once in AT_ONCE for limit in keys}

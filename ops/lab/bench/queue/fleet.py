@@ -74,7 +74,7 @@ def measure_fleet(num_engines: tuple[int, ...] = NUM_ENGINES, seed: int = 0) -> 
     sizes: list[FleetSize] = []
     for number in num_engines:
         with private_redis(append_only=False) as url:
-            sizes.append(asyncio.run(_measure(url, number, Random(seed))))
+            sizes.append(asyncio.run(_measure_engines(url, number, Random(seed))))
     return FleetRow(requests_per_s=REQUESTS_PER_S, claims_per_dead_engine=CLAIMS_PER_DEAD_ENGINE, sizes=sizes)
 
 
@@ -99,7 +99,7 @@ class _Engine:
             for claim in wave.claims:
                 self._claimed_at[claim.request_id] = time.perf_counter()
                 self._num_held += 1
-                task = asyncio.create_task(self._serve(claim))
+                task = asyncio.create_task(self._serve_claim(claim))
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
             try:
@@ -111,7 +111,7 @@ class _Engine:
     def wake(self, _: object = None) -> None:
         self._wake.set()
 
-    async def _serve(self, claim: Claim) -> None:
+    async def _serve_claim(self, claim: Claim) -> None:
         await asyncio.sleep(SERVICE_S)
         end = Delta(index=0, token_ids=[1], finish_reason=FinishReason.STOP)
         await self._broker.finish([FinalRecord(claim.request_id, claim.epoch, end)])
@@ -119,7 +119,7 @@ class _Engine:
         self.wake()
 
 
-async def _measure(url: str, num_engines: int, random: Random) -> FleetSize:
+async def _measure_engines(url: str, num_engines: int, random: Random) -> FleetSize:
     connection = CommandConnection(url)
     broker = Broker(connection, Keys().model("bench-fleet"))
     claimed_at: dict[str, float] = {}

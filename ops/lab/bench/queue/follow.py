@@ -79,7 +79,7 @@ async def _unheard(url: str, num_streams: int, deltas_per_stream: int) -> float:
 async def _heard(url: str, num_streams: int, deltas_per_stream: int) -> tuple[float, float]:
     async with Client.connect(url, model=MODEL, wait_for_model=True) as client:
         handles = await _submit(client, num_streams, deltas_per_stream)
-        streams = [asyncio.create_task(_count(handle)) for handle in handles]
+        streams = [asyncio.create_task(_count_deltas(handle)) for handle in handles]
         await _until_subscribed(url, num_streams)
         async with _appender(url, num_streams, deltas_per_stream), asyncio.timeout(TIMEOUT_S):
             started, cpu_started = time.perf_counter(), time.process_time()
@@ -94,7 +94,7 @@ async def _submit(client: Client, num_streams: int, deltas_per_stream: int) -> l
     return await client.submit_many([[1]] * num_streams, SamplingParams(max_tokens=deltas_per_stream))
 
 
-async def _count(handle: RequestHandle) -> int:
+async def _count_deltas(handle: RequestHandle) -> int:
     count = 0
     async for delta in handle.stream():
         count += len(delta.token_ids)

@@ -49,7 +49,7 @@ def measure_idle(watch_s: float = WATCH_S, num_wakes: int = NUM_WAKES) -> IdleRo
     """Watch an idle engine of the demo model, then wake it ``num_wakes`` times."""
     options = ["--device", "cpu", "--served-model-name", "demo", "--log-level", "error"]
     with LocalStack(MODEL, options) as stack:
-        calls, wakes_ms = asyncio.run(_measure(stack.url, watch_s, num_wakes))
+        calls, wakes_ms = asyncio.run(_measure_idle(stack.url, watch_s, num_wakes))
     return IdleRow(
         watch_s=watch_s,
         calls=dict(calls.most_common()),
@@ -61,7 +61,7 @@ def measure_idle(watch_s: float = WATCH_S, num_wakes: int = NUM_WAKES) -> IdleRo
     )
 
 
-async def _measure(url: str, watch_s: float, num_wakes: int) -> tuple[Counter[str], list[float]]:
+async def _measure_idle(url: str, watch_s: float, num_wakes: int) -> tuple[Counter[str], list[float]]:
     server = redis.asyncio.Redis.from_pool(parse_pool(url))
     try:
         async with Client.connect(url, model="demo") as client:

@@ -88,10 +88,10 @@ def measure_scale(queue_depth: int, seed: int = 0, num_repeats: int = NUM_REPEAT
         )
         return ScaleRow(skipped=reason, num_requests=queue_depth, num_tenants=num_tenants)
     with private_redis(append_only=False) as url:
-        return asyncio.run(_measure(url, queue_depth, num_tenants, Random(seed), num_repeats))
+        return asyncio.run(_measure_depth(url, queue_depth, num_tenants, Random(seed), num_repeats))
 
 
-async def _measure(url: str, queue_depth: int, num_tenants: int, random: Random, num_repeats: int) -> ScaleRow:
+async def _measure_depth(url: str, queue_depth: int, num_tenants: int, random: Random, num_repeats: int) -> ScaleRow:
     connection = CommandConnection(url)
     try:
         full, empty = (_Side(connection, name, num_tenants, random) for name in ("bench-full", "bench-empty"))
@@ -160,11 +160,11 @@ class _Side:
         one = self._entry(self._random.randrange(self._num_tenants))
         await self._timed("enqueue 1", lambda: self._enqueue([one]))
         claims = await self._timed("claim 1", lambda: self._claim(1))
-        await self._finish(claims)
+        await self._finish_claims(claims)
         many = [self._entry(i) for i in self._random.choices(range(self._num_tenants), k=WAVE)]
         await self._timed(f"enqueue {WAVE}", lambda: self._enqueue(many))
         claims = await self._timed(f"claim {WAVE}", lambda: self._claim(WAVE))
-        await self._finish(claims)
+        await self._finish_claims(claims)
         one = self._entry(self._random.randrange(self._num_tenants))
         await self._enqueue([one])
         await self._timed("cancel 1", lambda: self.broker.cancel(one.request_id))
@@ -181,7 +181,7 @@ class _Side:
         assert len(claims) == size, f"{len(claims)} of {size} were claimed"
         return claims
 
-    async def _finish(self, claims: list[Claim]) -> None:
+    async def _finish_claims(self, claims: list[Claim]) -> None:
         last = Delta(index=0, token_ids=[4711] * NUM_OUTPUT_TOKENS, finish_reason=FinishReason.LENGTH)
         await self.broker.finish([FinalRecord(claim.request_id, claim.epoch, last) for claim in claims])
 

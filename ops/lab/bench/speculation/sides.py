@@ -58,11 +58,11 @@ class InTurns:
         self._engine = EngineAlone([*engine_options, "--speculative", speculative], self.name)
 
     def run(self, model: Path, phases: list[Phase], number: int, scratch: Path) -> tuple[SideRun, SideRun]:
-        run = _run(self._engine, model, turns_of(phases, number), scratch)
+        run = _run_side(self._engine, model, turns_of(phases, number), scratch)
         return _part_of(run, phases, WITHOUT), _part_of(run, phases, WITH)
 
 
-def _run(side: Side, model: Path, phases: list[Phase], scratch: Path) -> SideRun:
+def _run_side(side: Side, model: Path, phases: list[Phase], scratch: Path) -> SideRun:
     try:
         return side.run(model, phases, DTYPE, scratch)
     except ConfigurationError as error:
@@ -106,7 +106,7 @@ class OneAfterTheOther:
 
     def run(self, model: Path, phases: list[Phase], number: int, scratch: Path) -> tuple[SideRun, SideRun]:
         order = (self.off, self.on) if number % 2 == 0 else (self.on, self.off)
-        runs = {side: _run(side, model, phases, scratch) for side in order}
+        runs = {side: _run_side(side, model, phases, scratch) for side in order}
         return runs[self.off], runs[self.on]
 
 
