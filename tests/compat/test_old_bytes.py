@@ -121,7 +121,7 @@ def test_events_of_version_1_still_decode() -> None:
     )
 
 
-def test_events_of_a_later_version_are_read_as_far_as_they_are_known() -> None:
+def test_known_fields_of_later_events_are_read() -> None:
     lines = b"2\nclaimed\n3\nhost-1-0\n1795000000123456\n\n1\n\n\n\n\nsomething new"
     event = decode_event("1-0", lines, request_id="r")
     assert event is not None
@@ -129,7 +129,7 @@ def test_events_of_a_later_version_are_read_as_far_as_they_are_known() -> None:
     assert decode_event("1-0", b"2\nteleported\n3", request_id="r") is None
 
 
-def test_what_is_kept_of_operators_still_decodes() -> None:
+def test_stored_records_of_operators_still_decode() -> None:
     entry = msgspec.json.decode(
         b'{"version":1,"at":1795000000.5,"actor":"olga","via":"cli","address":"host:7","action":"queue.pause",'
         b'"target":"m","details":{"running":"run on"},"result":"redis_full","something":"new"}',

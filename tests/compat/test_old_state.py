@@ -83,7 +83,7 @@ async def tokens(broker: Broker, request_id: str) -> list[int]:
     return [token for delta in await broker.read_log(request_id) for token in delta.token_ids]
 
 
-async def test_what_waited_and_ran_goes_on_where_it_was(broker: Broker) -> None:
+async def test_waiting_and_running_requests_resume_in_place(broker: Broker) -> None:
     assert await broker.reclaim(OLD_ENGINE, CAUSE, is_external=True, max_deliveries=3) == (1, 0)
     claims = await claim_all(broker)
     logged = {name: claim.num_logged_tokens for name, claim in claims.items()}
@@ -110,7 +110,7 @@ async def test_a_worker_that_was_forgotten_is_refused(broker: Broker) -> None:
     assert await tokens(broker, "held") == [1, 2, 3]
 
 
-async def test_results_and_the_dead_letter_are_there(broker: Broker, commands: CommandConnection) -> None:
+async def test_results_and_the_dead_letter_are_readable(broker: Broker, commands: CommandConnection) -> None:
     assert (await broker.state("ended"), await tokens(broker, "ended")) == ("finished", [1, 2, 3])
     dead = DeadLetter(commands, broker.keys)
     (parked,) = await dead.list()
@@ -121,7 +121,7 @@ async def test_results_and_the_dead_letter_are_there(broker: Broker, commands: C
     assert await tokens(broker, "parked") == [1]
 
 
-async def test_input_goes_on(broker: Broker) -> None:
+async def test_streamed_input_continues(broker: Broker) -> None:
     assert await broker.state("awaiting") == "awaiting_input"
     assert await broker.input.extend("awaiting", 1, InputChunk(prompt="more"))
     await broker.input.close("awaiting")
@@ -131,7 +131,7 @@ async def test_input_goes_on(broker: Broker) -> None:
     assert await tokens(broker, "awaiting") == [1, 2, 3, 4]
 
 
-async def test_the_queue_knows_what_is_there(broker: Broker, commands: CommandConnection) -> None:
+async def test_the_queue_counts_the_old_entries(broker: Broker, commands: CommandConnection) -> None:
     queue = Queue(commands, broker.keys)
     before = await queue.stats(tenants=True)
     assert ([band.depth for band in before.bands], before.num_tokens, before.num_returned) == ([0, 0, 1], 14, 1)

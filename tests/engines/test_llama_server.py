@@ -140,13 +140,13 @@ async def test_text_its_ends_and_grammars(client: Client) -> None:
     assert (await client.generate(PROMPTS[0], choice)).outputs[0].text in ("red", "green")
 
 
-async def test_what_it_does_not_do_is_refused(client: Client) -> None:
+async def test_unsupported_requests_are_refused(client: Client) -> None:
     with pytest.raises(UnsupportedParameterError, match=r"^allowed_token_ids=\[5\] is not supported by"):
         await client.generate(PROMPTS[0], _params(allowed_token_ids=[5]))
     assert (await client.generate(PROMPTS[0], _params(max_tokens=2), resume="exact")).finished
 
 
-async def test_what_the_worker_knows_of_it(client: Client, deployment: Deployment) -> None:
+async def test_the_card_describes_the_served_model(client: Client, deployment: Deployment) -> None:
     (engine,) = await client.engines()
     assert engine.setup is not None
     assert (engine.setup.engine, engine.setup.resume) == ("http", "greedy")

@@ -100,14 +100,14 @@ async def test_stop_strings_are_ours(client: Client) -> None:
     assert (str(cut.finish_reason), cut.stop_reason) == ("stop", stop)
 
 
-async def test_prompt_logprobs_come_with_the_first_token(client: Client, codec: TextCodec) -> None:
+async def test_prompt_logprobs_arrive_with_the_first_token(client: Client, codec: TextCodec) -> None:
     told = await client.generate(PROMPTS[0], _params(ASKED["greedy"], prompt_logprobs=1, max_tokens=2))
     token_ids = codec.encode(PROMPTS[0])
     assert told.prompt_logprobs is not None
     assert [None if p is None else p.token_id for p in told.prompt_logprobs][1:] == token_ids[1:]
 
 
-async def test_what_vllm_does_not_do_is_refused(client: Client) -> None:
+async def test_requests_that_vllm_cannot_serve_are_refused(client: Client) -> None:
     with pytest.raises(UnsupportedParameterError, match="resume='exact'"):
         await client.generate(PROMPTS[0], _params(ASKED["seeded"]), resume="exact")
     assert (await client.generate(PROMPTS[0], _params(ASKED["greedy"], max_tokens=2), resume="exact")).finished
@@ -187,7 +187,7 @@ async def test_a_batch_that_raises_is_blamed_on_one(client: Client, gate: Gate) 
     neighbour.check(whole.token_ids, whole.text)
 
 
-async def test_a_killed_core_is_gone_on_from(client: Client, vllm_stack: LocalStack, gate: Gate) -> None:
+async def test_requests_of_a_killed_core_are_resumed(client: Client, vllm_stack: LocalStack, gate: Gate) -> None:
     """kill -9 of the core in mid-stream: no gap, no repeat, and greedy ones (with a grammar, too) end as they would."""
     asked = [_params(ASKED["greedy"]), _params(ASKED["structured"]), _params(ASKED["seeded"])]
     whole = [(await client.generate(PROMPTS[0], params)).outputs[0] for params in asked[:2]]
@@ -211,7 +211,7 @@ async def test_a_killed_core_is_gone_on_from(client: Client, vllm_stack: LocalSt
     assert (engine.setup.engine, engine.setup.resume) == ("vllm", "greedy")
 
 
-async def test_a_drained_engine_ends_what_runs(client: Client, vllm_stack: LocalStack, gate: Gate) -> None:
+async def test_a_drained_engine_finishes_running_requests(client: Client, vllm_stack: LocalStack, gate: Gate) -> None:
     whole = (await client.generate(PROMPTS[1], _params(ASKED["greedy"]))).outputs[0]
     gate.hold_at(5)
     followed = Followed(client.stream(PROMPTS[1], _params(ASKED["greedy"])), 5)
@@ -226,7 +226,7 @@ async def test_a_drained_engine_ends_what_runs(client: Client, vllm_stack: Local
     assert not any(process.is_running() for process in family)
 
 
-def test_what_cannot_be_started_is_told(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_start_gives_a_reason(tmp_path: Path) -> None:
     """An interpreter without penstock, before anything is started; needs no vLLM."""
     import sys
 

@@ -31,7 +31,7 @@ async def kill_busy(stack: LocalStack, role: str) -> EngineHeartbeat:
 
 
 @pytest.mark.parametrize("role", ["core", "worker", "supervisor"])
-async def test_generations_go_on_at_another_engine(start: Start, gate: Gate, role: str) -> None:
+async def test_generations_resume_at_another_engine(start: Start, gate: Gate, role: str) -> None:
     stack = await start(2, "--deterministic")
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate, 3)
@@ -40,7 +40,7 @@ async def test_generations_go_on_at_another_engine(start: Start, gate: Gate, rol
 
 
 @pytest.mark.parametrize("role", ["core", "worker"])
-async def test_generations_go_on_at_the_restarted_engine(start: Start, gate: Gate, role: str) -> None:
+async def test_generations_resume_at_the_restarted_engine(start: Start, gate: Gate, role: str) -> None:
     stack = await start(1, "--deterministic")
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate)
@@ -55,7 +55,7 @@ async def test_generations_go_on_at_the_restarted_engine(start: Start, gate: Gat
         assert first.latency_s < last.latency_s
 
 
-async def test_each_answer_of_a_request_goes_on_at_the_restarted_engine(start: Start, gate: Gate) -> None:
+async def test_each_answer_of_a_request_resumes_at_the_restarted_engine(start: Start, gate: Gate) -> None:
     stack = await start(1, "--deterministic")
     # Hot, or answers that are so short would be the same.
     params = msgspec.structs.replace(PARAMS[1], n=3, temperature=2.0)
@@ -75,7 +75,7 @@ async def test_each_answer_of_a_request_goes_on_at_the_restarted_engine(start: S
         merged.check(answer)
 
 
-async def test_generations_go_on_after_redis_was_killed(start: Start, gate: Gate) -> None:
+async def test_generations_resume_after_redis_was_killed(start: Start, gate: Gate) -> None:
     stack = await start(1, "--deterministic")
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate)

@@ -82,7 +82,7 @@ class Reader:
         self.usage = chunk["usage"] or self.usage
 
 
-async def test_streams_go_on_when_their_gateways_are_killed_and_restarted(
+async def test_streams_resume_when_their_gateways_are_killed_and_restarted(
     start: Start, gate: Gate, tmp_path: Path
 ) -> None:
     """Six streams over two gateways, both of which are killed with -9 in the middle of all; one engine serves on."""

@@ -55,7 +55,7 @@ async def images_left(url: str) -> list[bytes]:
     ],
     ids=["one rank", "two ranks", "two ranks and positions in three axes"],
 )
-async def test_a_generation_over_images_goes_on_elsewhere(
+async def test_a_generation_over_images_resumes_at_another_engine(
     model: str, options: list[str], start: Start, gate: Gate, tmp_path: Path
 ) -> None:
     processor = await asyncio.to_thread(write_vision_model, model, tmp_path)

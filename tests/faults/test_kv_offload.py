@@ -17,7 +17,7 @@ from .watching import beating, busiest, finish, start_streams, until
 
 
 @pytest.mark.parametrize("role", ["core", "worker"])
-async def test_generations_are_read_and_go_on(start: Start, gate: Gate, role: str, tmp_path: Path) -> None:
+async def test_offloaded_generations_are_loaded_and_resume(start: Start, gate: Gate, role: str, tmp_path: Path) -> None:
     """kill -9 in the middle: callers see the same tokens, and most of what they had is not computed again."""
     kept = tmp_path / "kept"
     stack = await start(1, "--deterministic", "--kv-offload-dir", str(kept))

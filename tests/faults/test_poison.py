@@ -114,7 +114,7 @@ async def test_an_exception_for_one_request_fails_that_one_alone(start_faulty: S
         assert beat.num_restarts == 0
 
 
-async def test_what_does_not_decode_is_parked(start_faulty: Start) -> None:
+async def test_undecodable_requests_are_parked(start_faulty: Start) -> None:
     stack = await start_faulty(1)
     commands = CommandConnection(stack.url)
     keys = Keys().model("demo")

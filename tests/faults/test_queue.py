@@ -48,7 +48,7 @@ async def test_a_paused_and_full_queue_survives_every_restart(start: Start) -> N
         assert [(await second.status(f"r{number}")).num_attempts for number in range(3)] == [1, 1, 1]
 
 
-async def test_what_is_due_while_nobody_serves_expires_all_the_same(start: Start) -> None:
+async def test_requests_expire_while_no_engine_serves(start: Start) -> None:
     """The only supervisor is gone, and the request's client is the one who looks."""
     stack = await start(1)
     async with Client.connect(stack.url) as client:

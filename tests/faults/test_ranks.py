@@ -95,7 +95,9 @@ async def test_two_ranks_make_the_tokens_of_one(start: Start, gate: Gate) -> Non
     ],
     ids=["killed", "stopped"],
 )
-async def test_generations_go_on_when_a_rank_ends(start: Start, gate: Gate, number: signal.Signals, words: str) -> None:
+async def test_generations_resume_when_a_rank_ends(
+    start: Start, gate: Gate, number: signal.Signals, words: str
+) -> None:
     stack = await start(2, *RANKS, "--stall-timeout", "8")
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate, 3)
@@ -133,7 +135,7 @@ async def test_batches_in_flight_in_both_stages_are_lost_with_a_rank_and_no_toke
         assert words in await log_with(stack, '"is_external": true')
 
 
-async def test_generations_go_on_at_the_restarted_engine_and_no_rank_outlives_its_core(
+async def test_generations_resume_at_the_restarted_engine_and_no_rank_outlives_its_core(
     start: Start, gate: Gate
 ) -> None:
     stack = await start(1, *RANKS)

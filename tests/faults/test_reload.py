@@ -66,7 +66,9 @@ def versions(watched: Watched) -> list[str]:
     return [delta.weights_version for delta in watched.deltas if delta.weights_version]
 
 
-async def test_a_rolling_change_lets_what_runs_end_on_what_it_began_with(start: Start, gate: Gate, other: Path) -> None:
+async def test_a_rolling_reload_lets_running_requests_end_on_their_weights(
+    start: Start, gate: Gate, other: Path
+) -> None:
     stack = await start(1, "--engines", "2", "--weights-version", "one")
     async with Client.connect(stack.url) as client:
         prompt = list((await client.tokenize(PROMPT)).token_ids)
@@ -95,7 +97,9 @@ async def test_a_rolling_change_lets_what_runs_end_on_what_it_began_with(start: 
         assert [card.weights_version for card in (await client.models()).values()] == ["two"]
 
 
-async def test_what_runs_goes_on_with_other_weights_after_its_last_token(start: Start, gate: Gate, other: Path) -> None:
+async def test_running_requests_resume_with_new_weights_after_their_last_token(
+    start: Start, gate: Gate, other: Path
+) -> None:
     """And an engine that dies afterwards begins its next life with them."""
     stack = await start(1, "--engines", "2", "--weights-version", "one")
     num_before = 40
@@ -137,7 +141,7 @@ async def until_restarted(url: str, engine_id: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_nobody_changes_where_one_cannot_and_what_does_not_end_is_waited_for_in_vain(
+async def test_no_engine_changes_if_one_cannot_or_a_request_does_not_end(
     start: Start, gate: Gate, other: Path, tmp_path: Path
 ) -> None:
     """Then the weights stay, and so does the request."""

@@ -71,7 +71,7 @@ async def test_a_paused_worker_that_wakes_after_its_requests_moved_is_refused(st
         assert {beat.num_restarts for beat in await beating(stack.url, 2)} == {0}
 
 
-async def test_long_stops_harm_nobody(start: Start, gate: Gate) -> None:
+async def test_long_stops_do_no_harm(start: Start, gate: Gate) -> None:
     """A core, another engine's worker process, a third one's supervisor and a client, all at once; an engine lives."""
     stack = await start(4, "--deterministic", "--max-num-seqs", "8")  # room for the client's as well
     async with Client.connect(stack.url) as client:
@@ -87,7 +87,7 @@ async def test_long_stops_harm_nobody(start: Start, gate: Gate) -> None:
     check_lines(lines, CLIENT_TOKENS)
 
 
-async def test_a_redis_that_stops_for_long_harms_nobody(start: Start, gate: Gate) -> None:
+async def test_a_long_stop_of_redis_does_no_harm(start: Start, gate: Gate) -> None:
     stack = await start(1, "--deterministic", "--lease-ttl", "1")
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate, 2)
@@ -195,7 +195,7 @@ async def test_no_false_alarm_at_saturation(start_faulty: Start) -> None:
     assert "core_stalled" not in await log_of(stack)
 
 
-async def test_a_heartbeat_tells_what_an_engine_does(start: Start, gate: Gate) -> None:
+async def test_a_heartbeat_describes_the_engine(start: Start, gate: Gate) -> None:
     stack = await start(1)
     most = 20
     gate.hold_at(most)
@@ -257,7 +257,7 @@ async def test_a_cancelled_request_leaves_its_engine_without_another_token(start
         assert watched.num_tokens == 5
 
 
-async def test_nothing_is_left_when_supervisor_and_redis_are_both_gone(start: Start) -> None:
+async def test_nothing_is_left_when_supervisor_and_redis_are_both_killed(start: Start) -> None:
     """Nobody would stop such a worker process, and it cannot hand back."""
     stack = await start(1)
     (beat,) = await beating(stack.url, 1)

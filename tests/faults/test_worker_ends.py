@@ -47,7 +47,7 @@ async def kill_core(stack: LocalStack) -> None:
 
 
 @pytest.mark.parametrize("end", [terminate, kill_core])
-async def test_generations_go_on_at_the_next_worker_without_gap_or_repeat(
+async def test_generations_resume_at_the_next_worker_without_gap_or_repeat(
     stack: LocalStack, gate: Gate, end: Callable[[LocalStack], Awaitable[None]]
 ) -> None:
     async with Client.connect(stack.url) as client:

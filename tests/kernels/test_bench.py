@@ -88,14 +88,14 @@ def test_a_wrong_rival_has_none() -> None:
     assert "wrong failed, broken failed" in as_text([row], ROOFLINE)
 
 
-def test_what_writes_over_its_inputs_is_compared_with_what_they_were() -> None:
+def test_in_place_kernels_are_compared_with_original_inputs() -> None:
     row = measure_case("double", case(run=doubled_in_place, rivals={"a": doubled_in_place}), CPU, BUDGET_S)
     assert row.error is None
     assert row.rivals_us is not None
     assert row.rivals_us["a"] is not None
 
 
-def test_rate_and_share_are_of_what_bounds_the_kernel() -> None:
+def test_rate_and_share_refer_to_the_kernels_bottleneck() -> None:
     moving = Row("copy", "", "float32", num_bytes=10**6, num_flop=0, us=20.0, host_us=20.0)
     assert (moving.rate(ROOFLINE), moving.share(ROOFLINE)) == ("50 GB/s", 0.5)
     multiplying = Row("product", "", "float32", num_bytes=10**6, num_flop=10**8, us=200.0, host_us=200.0)
@@ -130,7 +130,7 @@ def test_every_kernel_has_rows_here(kernel: str, benchmark: tuple[str, dict[str,
     assert kernel in printed
 
 
-def test_cases_that_cannot_be_made_fail_the_run_and_keep_the_rows_before(
+def test_cases_that_cannot_be_created_fail_the_run_and_keep_earlier_rows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def cases(_: Setting) -> Iterator[Case]:

@@ -16,12 +16,12 @@ def reference() -> None:
     """Runs everywhere."""
 
 
-def test_a_device_without_one_of_its_own_has_the_reference() -> None:
+def test_a_device_without_a_kernel_uses_the_reference() -> None:
     assert select({REFERENCE: reference}, GPU, torch.float32) is reference
     assert select({REFERENCE: reference, "cpu": min}, CPU, torch.float32) is min
 
 
-def test_a_gpu_has_what_its_module_holds() -> None:
+def test_a_gpu_uses_the_kernels_of_its_module() -> None:
     assert select({REFERENCE: reference, "cuda": OnGpu("math", "gcd")}, GPU, torch.bfloat16).__name__ == "gcd"
 
 
@@ -32,7 +32,7 @@ def test_a_gpu_has_what_its_module_holds() -> None:
         (OnGpu("math.nowhere", "gcd"), "math.nowhere cannot be imported"),
     ],
 )
-def test_where_it_cannot_run_the_reference_does_and_says_so_once(
+def test_where_a_kernel_cannot_run_the_reference_does_and_warns_once(
     implementation: OnGpu, why: str, log_records: list[logging.LogRecord]
 ) -> None:
     for _ in range(2):

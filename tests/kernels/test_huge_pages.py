@@ -22,7 +22,7 @@ def test_tensors_of_an_arena_keep_apart_and_begin_where_a_cache_line_does() -> N
     assert first.data_ptr() % (2 << 20) == 0, "no huge page begins there"
 
 
-def test_what_is_kept_of_an_arena_outlives_it() -> None:
+def test_views_of_an_arena_outlive_it() -> None:
     arena = Arena()
     tensors = [arena.empty((1000,), torch.float32).fill_(number) for number in range(3)]
     del arena, tensors[0]

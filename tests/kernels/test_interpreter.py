@@ -35,7 +35,7 @@ def _mixture(numbers, halves, out, rows: tl.constexpr, columns: tl.constexpr):
     tl.store(out + down * columns + across, (number + 1) * half + 0.5 * number - across)
 
 
-def test_what_was_matched_before_is_matched_as_well_again(device: torch.device) -> None:
+def test_repeated_calls_stay_as_accurate(device: torch.device) -> None:
     """Rows beside columns, of three types, and numbers of two kinds on either side."""
     launch: Any = _mixture[(1,)]
     for first in (-3, 40):

@@ -62,7 +62,7 @@ def batch_of(lengths: list[int], reads: list[int], writes: list[int]) -> MixingB
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("kind", list(MixerKind))
 class TestMixers:
-    def test_it_does_what_the_reference_does(self, kind: MixerKind, dtype: torch.dtype) -> None:
+    def test_it_matches_the_reference(self, kind: MixerKind, dtype: torch.dtype) -> None:
         weights = weights_of(kind, clamps=True)
         rows = rows_of(weights, dtype)
         assert has_kernel(weights, CPU, dtype)
@@ -96,7 +96,7 @@ class TestMixers:
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("kind", list(MixerKind))
-def test_columns_may_come_in_another_order(kind: MixerKind, dtype: torch.dtype) -> None:
+def test_columns_may_be_permuted(kind: MixerKind, dtype: torch.dtype) -> None:
     weights = weights_of(kind)
     rows = rows_of(weights, dtype)
     order = torch.randperm(rows.shape[1], generator=torch.Generator().manual_seed(1))
@@ -111,7 +111,7 @@ def test_columns_may_come_in_another_order(kind: MixerKind, dtype: torch.dtype) 
 
 
 @pytest.mark.usefixtures("compiled")
-def test_what_is_not_made_for_registers_goes_by_the_reference() -> None:
+def test_sizes_that_do_not_fit_registers_use_the_reference() -> None:
     weights = replace(weights_of(MixerKind.SCAN), head_dim=40)
     assert not has_kernel(weights, CPU, torch.float32)
     assert not has_kernel(weights_of(MixerKind.SCAN), CPU, torch.float16)

@@ -104,7 +104,7 @@ def test_store_kv_cache(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
-def test_what_was_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_libraries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use one source, because the others take long; ``compiled`` uses all."""
     monkeypatch.setattr(build_module, "_SOURCES", ("parallel.cpp",))
     path = build(tmp_path)
@@ -126,7 +126,7 @@ echo made > "$2"
 """
 
 
-def test_who_wants_what_another_compiles_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_waits_for_a_library_that_another_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_module, "_SOURCES", ("parallel.cpp",))
     compiler, begun, go = (tmp_path / name for name in ("c++", "c++.begun", "c++.go"))
     compiler.write_text(_COMPILER)

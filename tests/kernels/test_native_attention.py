@@ -56,7 +56,7 @@ def test_paged_attention(
 
 
 @pytest.mark.parametrize("window", [None, 5, 30])
-def test_tokens_that_see_each_other(window: int | None, assert_close: Callable[[Tensor, Tensor], None]) -> None:
+def test_tokens_that_attend_to_each_other(window: int | None, assert_close: Callable[[Tensor, Tensor], None]) -> None:
     case = make_case([(1, 12), (9, 9), (6, 30)], 4, 2, 32, 32, torch.float32)
     case.batch.visible_ends = torch.tensor([12, *[9] * 9, 25, 29, 29, 29, 29, 30])
     out = case.attend(

@@ -98,7 +98,7 @@ def test_linear_in_four_bits(dtype: torch.dtype, num_outputs: int, num_inputs: i
         check_product(inputs[:num_tokens], packed, bias)
 
 
-def test_what_four_bits_can_say_stays_as_it_is() -> None:
+def test_numbers_that_four_bits_can_hold_are_exact() -> None:
     """Steps and zeros of every size, a row of zeros, and one without negative weights."""
     steps = torch.arange(1, 16).repeat(5)[:64, None]
     zeros = (torch.arange(64)[:, None] * 7 % 9).expand(64, 32)
@@ -143,7 +143,7 @@ def test_zeros_in_bytes_are_zeros() -> None:
         quantize_weight(torch.zeros(3, 6))
 
 
-def test_what_linear_cannot_take_is_named() -> None:
+def test_unsupported_inputs_of_linear_are_named() -> None:
     for weight in (torch.zeros(4, 6, dtype=torch.float16), torch.zeros(4, 5, dtype=torch.bfloat16)):
         assert not can_pack(weight)
         with pytest.raises(KernelInputError, match="cannot be packed"):

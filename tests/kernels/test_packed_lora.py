@@ -39,7 +39,7 @@ def expected_of(inputs: Tensor, parts: dict[int, list[LoraPart]], token_lora: Te
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 230])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_row_gets_what_its_adapter_makes_of_it(dtype: torch.dtype, num_tokens: int) -> None:
+def test_each_row_gets_its_adapters_product(dtype: torch.dtype, num_tokens: int) -> None:
     """In runs longer than a piece of work, and rows that alternate; a row's bits are its own."""
     parts = make_parts(dtype, 96)
     packed = {slot: pack_lora(of_slot) for slot, of_slot in parts.items()}
@@ -63,7 +63,7 @@ def test_each_row_gets_what_its_adapter_makes_of_it(dtype: torch.dtype, num_toke
         assert torch.equal(alone[0], result[token])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_sizes_that_do_not_fit_are_refused() -> None:
     parts = make_parts(torch.float32, 96)[0]
     products = (ProductStruct * 1)(pack_lora(parts).struct())
     inputs, out, ids = torch.zeros(2, 96), torch.zeros(2, 366), torch.zeros(2, dtype=torch.int64)

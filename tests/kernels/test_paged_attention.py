@@ -70,7 +70,7 @@ def test_window_softcap_and_sinks(
 
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 5, 30])
-def test_tokens_that_see_each_other(
+def test_tokens_that_attend_to_each_other(
     window: int | None, is_batch_invariant: bool, assert_close: Callable[[Tensor, Tensor], None]
 ) -> None:
     """All of a prompt; some of a chunk, whose first and last do not; and a chunk in which nobody does."""

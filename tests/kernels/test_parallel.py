@@ -15,7 +15,7 @@ SOURCES = (Path(__file__).with_name("parallel_help.cpp"), Path(build_module.__fi
 
 
 @pytest.mark.skipif(not COMPILER, reason="needs a C++ compiler")
-def test_an_item_is_helped_with_where_that_is_wanted_and_else_not(tmp_path: Path) -> None:
+def test_an_item_is_shared_only_where_requested(tmp_path: Path) -> None:
     program = tmp_path / "parallel_help"
     subprocess.run([COMPILER, "-O2", "-std=c++17", "-pthread", *SOURCES, "-o", program], check=True)
     assert subprocess.run([program], check=False).returncode == 0

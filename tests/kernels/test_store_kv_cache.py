@@ -36,7 +36,7 @@ def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
         assert torch.equal(cache.nan_to_num(1e4), expected.nan_to_num(1e4))
 
 
-def test_a_cache_of_eight_bits_holds_what_is_nearest_and_saturates() -> None:
+def test_a_cache_of_eight_bits_rounds_to_nearest_and_saturates() -> None:
     """Its numbers from 16 to 32 are the even ones; the largest is 448."""
     key = torch.tensor([[[17.1, 18.9, -1000.0, float("nan")]]], dtype=torch.bfloat16)
     value = torch.tensor([[[1e4, -3.0, 448.0, float("inf")]]], dtype=torch.bfloat16)

@@ -79,7 +79,7 @@ def test_a_product_is_right_and_a_row_has_its_bits_in_any_company(num_outputs: i
             assert torch.equal(linear(rows[-num_rows:], packed), together[-num_rows:])
 
 
-def test_the_number_of_rows_does_not_say_which_way_a_product_goes() -> None:
+def test_the_number_of_rows_does_not_change_the_order_of_summation() -> None:
     """The exact results are 0, so the rounding errors show the order in which products were summed."""
     load_emulation()
     half, rows = random(100, 160, dtype=BFLOAT16), random(70, 160, dtype=BFLOAT16).repeat(1, 2)
@@ -195,7 +195,7 @@ def test_attention_has_the_same_bits_however_a_request_is_cut_and_in_blocks_of_a
 
 
 @pytest.mark.parametrize("window", [None, 37])
-def test_tokens_that_see_each_other_do_so_on_tiles_as_on_vectors(window: int | None) -> None:
+def test_tokens_that_attend_to_each_other_match_on_tiles_and_vectors(window: int | None) -> None:
     load_emulation()
     ends = torch.arange(1, 151)
     for start, end in ((23, 62), (63, 64), (70, 125)):
@@ -241,7 +241,7 @@ if child := os.fork():
 
 
 @pytest.mark.parametrize(("before", "expected"), [("", "0"), (_SMALL_STACK, "28"), (_FORK, "0")])
-def test_the_kernel_is_asked_for_tiles(before: str, expected: str) -> None:
+def test_tiles_are_requested_from_the_kernel(before: str, expected: str) -> None:
     """It refuses (28 is ENOSPC) with an alternate signal stack that is too small; a forked process may use them."""
     load_instructions()
     library = build(default_cache_folder())

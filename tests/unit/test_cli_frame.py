@@ -125,7 +125,7 @@ def test_an_unknown_option_is_named_before_all_else(
 @pytest.mark.parametrize(
     "prompt", [["-5"], ["- a list"], ["--no option, I say"], ["-"], ["--", "--zzz"], ["--max", "3", "--str"]]
 )
-def test_what_is_no_unknown_option_is_taken(prompt: list[str]) -> None:
+def test_known_options_and_values_are_accepted(prompt: list[str]) -> None:
     command = Command("ask", "Ask.", run=lambda _: 7, add_arguments=add_model_and_prompts)
     assert program(command, argv=["ask", "--model", "m", *prompt]) == 7
 

@@ -17,13 +17,13 @@ def fake_server(folder: Path, says: str) -> Path:
     return program
 
 
-def test_program_of_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_program_of_the_environment_has_precedence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = fake_server(tmp_path, "Redis server v=7.2.4 sha=00000000:0")
     monkeypatch.setenv("PENSTOCK_REDIS_SERVER", str(program))
     assert find_redis_server() == program
 
 
-def test_a_program_is_asked_once_and_again_when_it_is_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_programs_version_is_queried_once_per_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program, asked = fake_server(tmp_path, "Redis server v=7.2.4 sha=00000000:0"), tmp_path / "asked"
     program.write_text(f"{program.read_text()}echo >> {asked}\n")
     monkeypatch.setenv("PENSTOCK_REDIS_SERVER", str(program))

@@ -46,7 +46,7 @@ def test_children_differ_from_the_request_in_id_n_and_seed_alone() -> None:
         assert msgspec.structs.replace(child, request_id="r", sampling_params=as_asked) == whole
 
 
-def test_one_child_alone_is_asked_about_the_prompt() -> None:
+def test_only_one_child_computes_prompt_logprobs() -> None:
     whole = build_request("hi", SamplingParams(n=3, prompt_logprobs=2), card=ModelCard(model="m"))
     assert [params_of(child).prompt_logprobs for child in children(whole)] == [2, None, None]
 
@@ -89,7 +89,7 @@ def test_ids_and_n_that_cannot_be_are_refused() -> None:
             child_ids("r", n)  # type: ignore[arg-type]  # what a caller may pass by mistake
 
 
-def test_what_no_engine_serves_is_refused_with_several_answers_too() -> None:
+def test_unserved_parameters_are_refused_with_several_answers_too() -> None:
     with pytest.raises(UnsupportedParameterError, match=r"extra_args=\{'a': 1\} is not supported"):
         build_request("hi", SamplingParams(n=2, extra_args={"a": 1}), card=ModelCard(model="m"))
 
@@ -143,7 +143,7 @@ async def test_a_slow_child_holds_up_no_other() -> None:
         assert [delta.child async for delta in merged] == [0]
 
 
-async def test_an_error_comes_after_what_had_arrived_and_closes_all() -> None:
+async def test_an_error_follows_the_received_deltas_and_closes_all() -> None:
     failing, other = Source(), Source()
     merged = merge([failing.stream(), other.stream()])
     other.put(token(0))

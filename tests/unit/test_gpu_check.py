@@ -49,7 +49,7 @@ def test_a_program_that_hangs_is_ended_with_its_children_and_its_words_are_kept(
             time.sleep(0.01)
 
 
-def test_a_program_that_fails_says_so_in_its_last_words(tmp_path: Path) -> None:
+def test_the_last_lines_of_a_failed_program_are_reported(tmp_path: Path) -> None:
     assert run_program([*PYTHON, "pass"], tmp_path / "log", 240.0).is_well
     ended = run_program([*PYTHON, "raise SystemExit('no kernel image')"], tmp_path / "log", 240.0)
     assert ended.error == "ended with 1: no kernel image"
@@ -68,7 +68,7 @@ def test_the_engine_s_tests_that_want_a_gpu_are_run_and_counted(tmp_path: Path) 
     assert any("test_it[2]" in line for line in lines_of("engine-tests", {**found, "seconds": 1.0}))
 
 
-def test_the_engine_s_tests_that_want_a_gpu_are_found() -> None:
+def test_the_engine_s_gpu_tests_are_collected() -> None:
     names = {path.name for path in full_plan("cuda").engine_tests}
     assert {"test_captured.py", "test_identity.py", "test_structured_table.py"} <= names
     assert not any(name.startswith("test_gpu_") for name in names)
@@ -104,7 +104,7 @@ def test_a_part_that_fails_costs_its_own_row_alone(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.usefixtures("warm_python")
-def test_without_a_gpu_it_says_so_and_fails(
+def test_without_a_gpu_the_check_fails_and_names_the_cause(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -169,7 +169,7 @@ def test_serving_and_prefill() -> None:
     assert prefill_figures(phase, 3000) == {"num_tokens": 3000, "ms": 1500.0, "tokens_per_s": 2000.0}
 
 
-def test_what_a_step_costs_at_least(tmp_path: Path) -> None:
+def test_lower_bound_of_a_steps_time(tmp_path: Path) -> None:
     config = {"hidden_size": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 3}
     config |= {"num_hidden_layers": 5, "intermediate_size": 7, "vocab_size": 11}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -251,9 +251,7 @@ def test_the_whole_plan_takes_every_test_and_kernel_and_ends_in_time() -> None:
     assert {variant.shape for variant in plan.variants} <= set(plan.shapes)
 
 
-def test_what_needs_more_gpus_than_there_are_says_so_and_fails_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checks_that_need_more_gpus_are_skipped_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "engine qwen8b tensor parallel 2"
     parts = _parts_by_worth(full_plan("cuda"), (), num_gpus=1)
     about = {**ABOUT, "missing": []}

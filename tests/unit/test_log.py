@@ -41,7 +41,7 @@ def test_json_carries_bound_variables_level_and_logger() -> None:
     assert record["timestamp"].endswith("Z")
 
 
-def test_standard_library_records_look_the_same() -> None:
+def test_standard_library_records_have_the_same_form() -> None:
     out = io.StringIO()
     configure_logging("info", "json", out)
     structlog.contextvars.bind_contextvars(engine_id="e0")

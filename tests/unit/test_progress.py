@@ -35,7 +35,7 @@ def test_before_the_core_runs_it_is_starting(reader: ProgressReader) -> None:
     assert reader.read() == Progress(phase=Phase.STARTING)
 
 
-def test_the_reader_sees_what_is_written(reader: ProgressReader, writer: ProgressWriter) -> None:
+def test_the_reader_gets_the_written_values(reader: ProgressReader, writer: ProgressWriter) -> None:
     assert reader.read() == Progress(phase=Phase.STARTING, phase_entered_ns=10)
     writer.take_message(3)
     writer.enter(Phase.STEPPING)
@@ -65,16 +65,14 @@ def test_compiling_returns_to_the_phase_before_it_whatever_happens(
     assert reader.read().phase is Phase.STEPPING
 
 
-def test_reading_goes_on_after_both_sides_have_closed_the_descriptor(
-    reader: ProgressReader, writer: ProgressWriter
-) -> None:
+def test_reading_works_after_both_sides_closed_the_descriptor(reader: ProgressReader, writer: ProgressWriter) -> None:
     reader.close()
     reader.close()
     writer.end_step(0)
     assert reader.read().step_counter == 1
 
 
-def test_an_engine_without_a_worker_process_writes_for_nobody() -> None:
+def test_an_engine_without_a_worker_process_shares_no_progress() -> None:
     ProgressWriter().end_step(0)
 
 

@@ -99,7 +99,7 @@ def test_a_field_with_a_line_end_is_refused(value: str) -> None:
         encode_event("x", event_id=value)
 
 
-def test_every_reader_sees_the_same_lines() -> None:
+def test_every_reader_splits_the_same_lines() -> None:
     """Over every character at which Python splits text."""
     ends = [char for char in map(chr, range(sys.maxunicode + 1)) if len(f"a{char}b".splitlines()) == 2]
     assert {"\n", "\r", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029"} <= set(ends)
@@ -116,7 +116,7 @@ def test_every_reader_sees_the_same_lines() -> None:
         assert encode_event(text).decode().splitlines() == ["data: a", "data: b", ""]
 
 
-def test_positions_go_into_ids_and_come_back() -> None:
+def test_positions_survive_a_round_trip_through_ids() -> None:
     position = StreamPosition(3)
     assert str(position) == "-1,-1,-1"
     assert position.advance(Delta(index=0, token_ids=[1, 2], child=1))
@@ -135,7 +135,7 @@ def test_an_id_of_no_event_is_named(wrong: str) -> None:
         StreamPosition.parse(wrong)
 
 
-def test_an_error_is_told_without_what_is_not_ours() -> None:
+def test_an_unexpected_error_is_sent_without_its_details() -> None:
     assert encode_error(RequestFailedError("no")) == (
         b'event: failure\nid: end\ndata: {"code":"request_failed","message":"no","retryable":false}\n\n'
     )
@@ -175,7 +175,7 @@ async def test_silence_is_filled_and_a_reader_that_leaves_closes_the_events() ->
     assert events.closed
 
 
-async def test_an_error_before_the_first_event_is_raised_so_that_a_status_can_say_it() -> None:
+async def test_an_error_before_the_first_event_is_raised_for_the_http_status() -> None:
     events, server = Events(), Server()
     events.coming.put_nowait(QueueFullError("full", retry_after_s=1))
     with pytest.raises(QueueFullError):
@@ -226,7 +226,7 @@ async def test_cancelling_the_iteration_closes_the_events() -> None:
     assert events.closed
 
 
-async def test_compressing_middlewares_of_frameworks_leave_events_as_they_are() -> None:
+async def test_compressing_middlewares_leave_events_unchanged() -> None:
     """Django's and Starlette's own; compressed, events are held back until there is enough of them."""
     events = [b"data: %d\n\n" % number for number in range(8)]
 

@@ -74,7 +74,7 @@ async def test_a_host_dies_while_the_clock_is_set(clock: MovedClock, start: Star
 
 
 @pytest.mark.parametrize("by_s", STEPS_S)
-async def test_nobody_who_lives_loses_anything(clock: MovedClock, start: Start, gate: Gate, by_s: float) -> None:
+async def test_live_engines_lose_nothing(clock: MovedClock, start: Start, gate: Gate, by_s: float) -> None:
     stack = await start(2, "--deterministic")
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate, 3)

@@ -35,7 +35,7 @@ async def test_an_idle_worker_leaves_while_redis_is_away(start: Start) -> None:
     assert "lease_not_released" in await log_of(stack)
 
 
-async def test_a_worker_whose_core_has_died_leaves_while_redis_is_away(start: Start) -> None:
+async def test_a_worker_with_a_dead_core_stops_while_redis_is_away(start: Start) -> None:
     stack = await start(1, *ENDLESS, "--log-level", "debug")
     (beat,) = await beating(stack.url, 1)
     await asyncio.to_thread(stack.kill_redis)
@@ -46,7 +46,7 @@ async def test_a_worker_whose_core_has_died_leaves_while_redis_is_away(start: St
     assert await terminated(stack) == 0
 
 
-async def test_running_requests_go_on_after_their_worker_left_while_redis_was_away(start: Start, gate: Gate) -> None:
+async def test_running_requests_resume_after_their_worker_left_while_redis_was_away(start: Start, gate: Gate) -> None:
     stack = await start(1, "--drain-timeout", "0.2", "--deterministic")
     async with Client.connect(stack.url) as client:
         whole = await undisturbed(client, PARAMS)

@@ -34,7 +34,7 @@ async def claims_of(stack: LocalStack) -> list[int]:
     return counts
 
 
-async def test_requests_go_on_while_a_model_gets_partitions_and_an_engine_is_killed(start: Start, gate: Gate) -> None:
+async def test_requests_continue_while_a_model_is_partitioned_and_an_engine_killed(start: Start, gate: Gate) -> None:
     stack = await start(2, "--deterministic")
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate)
@@ -50,7 +50,7 @@ async def test_requests_go_on_while_a_model_gets_partitions_and_an_engine_is_kil
     assert await claims_of(stack) == [0] * NUM
 
 
-async def test_the_only_engine_takes_up_what_it_had_in_all_partitions(start: Start, gate: Gate) -> None:
+async def test_the_only_engine_resumes_its_requests_in_all_partitions(start: Start, gate: Gate) -> None:
     """Also in those that go away meanwhile, whose tenants ask on in the one that stays."""
     stack = await start(1, "--deterministic")
     connection = CommandConnection(stack.url)

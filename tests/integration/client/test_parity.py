@@ -197,7 +197,7 @@ async def test_options_that_are_wrong_or_not_ours_are_told(client: Client, optio
             await call("hi", **options)
 
 
-async def test_what_cannot_be_asked_says_why(client: Client) -> None:
+async def test_impossible_parameters_give_a_reason(client: Client) -> None:
     wrong = [
         (client.encode("hi"), errors.UnsupportedTaskError, "model 'm' does not embed; its tasks: generate"),
         (client.score("hi", "ho"), errors.UnsupportedTaskError, r"does not score: .* \(tasks of the model: generate"),

@@ -195,7 +195,7 @@ async def test_a_poisoned_request_is_parked(client: Client, deployment: Deployme
     assert (again.token_ids, again.text) == (whole.token_ids, whole.text)
 
 
-def test_what_cannot_be_started_is_told(demo_model: Path) -> None:
+def test_an_engine_that_cannot_start_gives_a_reason(demo_model: Path) -> None:
     command = [sys.executable, "-m", "penstock.worker.cli", "start", "--model", str(demo_model), "--engine", "http"]
     command += ["--engine-url", "http://127.0.0.1:1", "--engines", "2"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -64,7 +64,9 @@ def test_each_row_is_multiplied_by_its_group(
     assert torch.equal(result[ids < 0], torch.zeros_like(result[ids < 0]))
 
 
-def test_what_is_not_in_a_group_stays(device: torch.device, assert_close: Callable[[Tensor, Tensor], None]) -> None:
+def test_rows_outside_the_groups_are_unchanged(
+    device: torch.device, assert_close: Callable[[Tensor, Tensor], None]
+) -> None:
     inputs, weight = random(20, 96).to(device), random(3, 40, 96, scale=0.1).to(device)
     ids = ids_of(3, 20)
     out = torch.full((2, 20, 40), torch.nan, device=device)

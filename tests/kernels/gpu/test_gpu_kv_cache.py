@@ -60,7 +60,7 @@ def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
 
 @pytest.mark.parametrize(("kind", "largest"), [(FP8, 448), (E5M2, 57344)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_eight_bits_saturate_and_keep_what_is_no_number(
+def test_eight_bits_saturate_and_keep_nan(
     dtype: torch.dtype, kind: torch.dtype, largest: int, device: torch.device
 ) -> None:
     numbers = [0.0, -0.0, 2**-10, 2**-9, 447.0, 448.0, 449.0, 480.0, -6e4, 6e4, float("inf"), -float("inf")]

@@ -68,7 +68,7 @@ def test_experts(
     assert_close(result.cpu(), expected)
 
 
-def test_the_reference_is_what_transformers_computes() -> None:
+def test_the_reference_matches_transformers() -> None:
     sizes: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 24, "num_experts_per_tok": 3}
     qwen: Any = Qwen3MoeSparseMoeBlock(
         Qwen3MoeConfig(**sizes, moe_intermediate_size=24, num_experts=7, norm_topk_prob=False)

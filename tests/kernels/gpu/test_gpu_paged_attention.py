@@ -78,7 +78,7 @@ def test_mixed_batches(
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_tokens_that_see_each_other(kernel: str, device: torch.device, assert_close: Compare) -> None:
+def test_tokens_that_attend_to_each_other(kernel: str, device: torch.device, assert_close: Compare) -> None:
     case = make_case(MIXED, 4, 2, 32, 32, torch.float32, block_size=16)
     case.batch.visible_ends = torch.tensor([30, 161, 1, *[41] * 41, 132, *[137] * 5, 138, 139, 140, 32, 33])
     assert_close(attend(kernel, case, device, scale=0.5, window=30), naive(case, 0.5, 30))
@@ -201,7 +201,7 @@ def test_captured_rows_of_any_number_of_tokens(
     assert torch.equal(out[14:], torch.zeros(6, 4, 16))
 
 
-def test_captured_rows_say_which_are_decodes() -> None:
+def test_captured_rows_mark_decodes() -> None:
     rows = DeviceRows(torch.tensor([0, 2]), torch.tensor([2]), 2, 8)
     with pytest.raises(KernelInputError, match="decode_lens"):
         PagedBatch.captured_rows(torch.zeros(1, 2), torch.zeros(2), rows, 16)
@@ -209,7 +209,7 @@ def test_captured_rows_say_which_are_decodes() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_captured_graph_computes_what_its_tensors_hold(kernel: str, device: torch.device) -> None:
+def test_a_captured_graph_uses_its_tensors_current_values(kernel: str, device: torch.device) -> None:
     rows = [(1, 1000), (1, 17), (1, 640), (1, 3)]
     case = make_case(rows, 16, 8, 128, 128, torch.bfloat16, block_size=16).on(device)
     caches, variant = (case.key_cache, case.value_cache), Variant(128**-0.5)
@@ -230,7 +230,7 @@ def test_a_captured_graph_computes_what_its_tensors_hold(kernel: str, device: to
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_mask_rule_runs_in_torch_and_is_told_of(
+def test_a_mask_rule_runs_in_torch_and_is_reported(
     kernel: str, device: torch.device, assert_close: Compare, log_records: list[logging.LogRecord]
 ) -> None:
     def chunked(_batch: int, _head: int, query: Tensor, key: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def entries(num_rows: int, vocab_size: int, num_entries: int) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize("num_entries", [0, 1, 63, 1000])
-def test_what_is_named_is_penalised_and_nothing_else(
+def test_only_named_tokens_are_penalised(
     num_entries: int, device: torch.device, assert_close: Callable[[Tensor, Tensor], None]
 ) -> None:
     rows, token_ids, repetition, deduction = arguments = entries(7, 257, num_entries)

@@ -138,7 +138,7 @@ def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_where_a_few_neighbours_hold_all_there_is(
+def test_rows_with_few_neighbouring_candidates(
     num_left: int, scale: float, params: dict[str, float], device: torch.device
 ) -> None:
     """A grammar may leave such rows: few blocks have candidates, and these are more than the capacity."""
@@ -181,7 +181,7 @@ def test_no_rows(device: torch.device) -> None:
     assert gpu.sample(torch.zeros(0, 9, device=device), draws_of(0)).shape == (0,)
 
 
-def test_parameters_may_lie_where_the_logits_are(device: torch.device) -> None:
+def test_parameters_may_be_on_the_device_of_the_logits(device: torch.device) -> None:
     logits = logits_of(2, 257, 2.0)
     expected = gpu.sample(logits.to(device), draws_of(2, top_k=9))
     assert torch.equal(gpu.sample(logits.to(device), draws_of(2, top_k=9).to(device)), expected)

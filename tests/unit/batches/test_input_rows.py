@@ -21,7 +21,7 @@ def checked(folder: Path, *lines: bytes | dict[str, Any]) -> InputRows | list[Ro
     return check_input(path, ENDPOINT)
 
 
-def test_rows_are_found_again_by_their_number(tmp_path: Path) -> None:
+def test_rows_are_matched_by_number(tmp_path: Path) -> None:
     rows = checked(tmp_path, ROW, b"", ROW | {"custom_id": "b"}, b"  ", ROW | {"custom_id": "ç"})
     assert isinstance(rows, InputRows)
     assert (len(rows), rows.model) == (3, "m")

@@ -22,7 +22,7 @@ SIZES = {
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
-def test_it_tells_what_a_step_reads_and_how_long_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_bytes_read_and_time_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(SIZES))
     words = "--quantization int4 --requests 2 --query-len 3 --seq-len 20 --tiles off --rounds 2 --turn-s 0.001"
@@ -40,7 +40,7 @@ def test_it_tells_what_a_step_reads_and_how_long_it_takes(tmp_path: Path, capsys
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
 @pytest.mark.usefixtures("warm_python")
-def test_adapters_are_measured_beside_the_model_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapters_are_measured_next_to_the_plain_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(SIZES))
     words = "--adapters 0,2 --rank 4 --requests 3 --seq-len 20 --tiles off --rounds 2 --turn-s 0.001"
@@ -53,7 +53,7 @@ def test_adapters_are_measured_beside_the_model_alone(tmp_path: Path, capsys: py
     assert read["adapters 2"] - read["adapters 0"] == pytest.approx(num_bytes / 1e6, abs=1e-5)
 
 
-def test_a_config_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_config_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--config", "/none/config.json"])
     assert "there is no file /none/config.json" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_a_ratio_is_that_of_a_round() -> None:
         assert word in printed
 
 
-async def test_what_came_over_the_wire_is_read_afterwards() -> None:
+async def test_received_bytes_are_parsed_after_the_measurement() -> None:
     stream = HttpStream()
     for piece in (b"HTTP/1.1 200 OK\r\n\r\n30\r\n", EVENT % b"a", b"\r\n30\r\n" + EVENT % b" b" + b"\r\n" + USAGE):
         stream.data_received(piece)

@@ -69,7 +69,7 @@ def printed(of: EngineRow) -> str:
     return console.file.getvalue()
 
 
-def test_a_ratio_is_taken_per_round_and_its_median_told() -> None:
+def test_reported_ratio_is_the_median_of_the_rounds() -> None:
     measured = row(side(ALONE, 100, 300, 200), side(VLLM_OFFLINE, 100, 100, 100))
     assert measured.ratio(ALONE, VLLM_OFFLINE, "tokens_per_s") == 2.0
     assert measured.ratio(ALONE, SERVED, "tokens_per_s") is None
@@ -90,7 +90,7 @@ def test_deterministic_and_prompts_have_goals() -> None:
     assert found["prompt of 128 tokens, ms, alone over vLLM offline"].value == 1.0
 
 
-def test_weights_in_bytes_have_a_goal_of_their_own_and_no_share_of_the_bandwidth() -> None:
+def test_int8_weights_have_a_separate_goal_and_no_bandwidth_share() -> None:
     of_bytes = side(ALONE_INT8, 160)
     of_bytes.timed = Verdict(precision="int8")
     measured = row(side(ALONE, 130), of_bytes, side(VLLM_OFFLINE, 100))
@@ -106,7 +106,7 @@ def test_a_model_without_goals_has_only_those_of_all() -> None:
     assert not [what for what in goals(row(side(ALONE, 1), model="demo")) if "tokens/s" in what]
 
 
-def test_what_is_wrong_or_missing_prints_no_speed() -> None:
+def test_wrong_or_missing_output_prints_no_speed() -> None:
     text = printed(
         row(side(ALONE, 1234), side(SERVED, wrong="token 3 of request 0"), side(VLLM_OFFLINE, missing="not installed"))
     )

@@ -18,7 +18,7 @@ def test_the_same_tokens_are_right() -> None:
     assert (verdict.wrong, verdict.num_identical, verdict.num_requests) == ("", 2, 2)
 
 
-def test_a_tie_is_right_and_so_is_what_follows_it() -> None:
+def test_a_tie_and_the_tokens_after_it_are_right() -> None:
     tie = TOLERANCE["float32"] / 2
     verdict = judge([Claim(0, [5, 61, 71])], [[0.0, tie, 0.0]], TRUTH, "float32")
     assert (verdict.wrong, verdict.num_identical, verdict.largest_gap) == ("", 0, tie)
@@ -31,12 +31,12 @@ def test_a_token_that_is_no_tie_is_wrong(gap: float) -> None:
     assert verdict.wrong.startswith("token 1 of request 1 lies")
 
 
-def test_what_follows_a_tie_is_judged_too() -> None:
+def test_tokens_after_a_tie_are_judged_too() -> None:
     verdict = judge([Claim(0, [5, 61, 71])], [[0.0, TOLERANCE["float32"] / 2, 3.0]], TRUTH, "float32")
     assert verdict.wrong.startswith("token 2 of request 0")
 
 
-def test_bfloat16_is_given_more_but_not_everything() -> None:
+def test_bfloat16_has_a_wider_but_finite_tolerance() -> None:
     assert not judge([Claim(0, [5])], [[0.03]], TRUTH, "bfloat16").wrong
     assert judge([Claim(0, [5])], [[1.0]], TRUTH, "bfloat16").wrong
 

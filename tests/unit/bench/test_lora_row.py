@@ -56,7 +56,7 @@ def test_each_is_held_against_the_engine_without() -> None:
     }
 
 
-def test_who_is_wrong_or_missing_has_no_speed() -> None:
+def test_wrong_or_missing_sides_have_no_speed() -> None:
     row = row_of(LoraSide(name=OURS, wrong="with adapter 1"), LoraSide(name=VLLM, missing="not installed"))
     assert all(goal.value is None for goal in lora_goals(row))
     console = Console(file=io.StringIO(), width=200, record=True)
@@ -67,7 +67,7 @@ def test_who_is_wrong_or_missing_has_no_speed() -> None:
     assert "not installed" in said
 
 
-def test_what_is_wrong_in_mixed_batches_is_told_beside_the_speed() -> None:
+def test_errors_in_mixed_batches_are_reported_next_to_the_speed() -> None:
     side = LoraSide(name=VLLM, wrong_mixed="token 0", off=[50.0], on={NONE: [50.0], ONE: [40.0], EIGHT: [30.0]})
     console = Console(file=io.StringIO(), width=300, record=True)
     console.print(lora_table(row_of(side)))

@@ -82,7 +82,7 @@ def printed(of: BenchReport) -> str:
 
 
 @pytest.mark.slow
-def test_what_was_measured_is_written_before_the_next_row_begins(
+def test_results_are_written_before_the_next_row_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch", exc_type=ImportError, reason="the row of durability starts an engine")
@@ -108,7 +108,7 @@ def test_what_was_measured_is_written_before_the_next_row_begins(
     assert "failed: follow: ZeroDivisionError" in out
 
 
-def test_a_row_that_cannot_be_drawn_is_told_and_the_others_are_drawn() -> None:
+def test_a_row_that_cannot_be_drawn_is_reported_and_the_others_are_drawn() -> None:
     found = report(growth=NO_GROWTH, follow=FOLLOWED)
     found.goals = all_goals(found)
     text = printed(found)
@@ -131,7 +131,7 @@ def test_a_rate_of_nothing_has_no_share_and_no_ratio() -> None:
     assert not found.failures, text
 
 
-def test_each_table_says_how_quiet_the_machine_was() -> None:
+def test_each_table_reports_the_load_of_other_processes() -> None:
     load = OtherLoad(ours_share=0.5, others_share=0.25, steal_share=0.0625, num_cores=2, wall_s=1.0)
     found = report(engines=[engines(side(ALONE, 100.0))], follow=FOLLOWED)
     found.other_load = {engine_label("tiny"): load, "follow": load}
@@ -140,7 +140,7 @@ def test_each_table_says_how_quiet_the_machine_was() -> None:
     assert text.count("other processes took 25%") == 4
 
 
-def test_what_others_took_is_what_was_busy_and_not_ours() -> None:
+def test_time_of_others_is_busy_time_minus_ours() -> None:
     before = CpuTimes(total_s=100.0, busy_s=50.0, steal_s=1.0, ours_s=10.0)
     after = CpuTimes(total_s=120.0, busy_s=65.0, steal_s=2.0, ours_s=20.0)
     found = other_load(before, after, 2)
@@ -149,7 +149,7 @@ def test_what_others_took_is_what_was_busy_and_not_ours() -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["a child", "a server that leaves us"])
-def test_what_our_processes_take_is_ours(tmp_path: Path, leaves: bool) -> None:
+def test_time_of_our_processes_is_ours(tmp_path: Path, leaves: bool) -> None:
     """Also that of one with another parent, if it works in the run's folder, as the embedded Redis does."""
     burn = (
         "import os, sys, time\n"

@@ -20,7 +20,7 @@ def test_the_first_turn_has_nothing_to_find() -> None:
     assert _side(turns, 2.0).hit_share == pytest.approx(0.6)
 
 
-def test_fair_is_who_got_as_much_until_the_first_was_done() -> None:
+def test_fairness_compares_tokens_until_the_first_tenant_ends() -> None:
     fair = [turn(tenant, number, 0, number + 1) for tenant in "ab" for number in range(2)]
     assert _side(fair, 2.0).jain == pytest.approx(1.0)
     late = [turn("b", number, 0, 3 * (number + 1)) for number in range(2)]
@@ -31,7 +31,7 @@ def side(hit_share: float, jain: float) -> SessionsSide:
     return SessionsSide(hit_share=hit_share, ttft_p50_ms=1.0, ttft_p99_ms=2.0, jain=jain, wall_s=1.0)
 
 
-def test_its_goals_are_hits_where_there_is_room_and_fairness_where_there_is_none() -> None:
+def test_goals_are_hits_with_free_cache_and_fairness_without() -> None:
     room = SessionsLoad(
         name="room",
         num_sessions=6,

@@ -17,7 +17,7 @@ from penstock.ops.lab.bench.speculation.texts import COPY, JSON, KINDS, ORDER_SC
 from penstock.ops.lab.bench.workload import WARM_UP, Item, Phase
 
 
-def test_each_answer_is_what_was_asked_for() -> None:
+def test_each_right_answer_is_accepted() -> None:
     exercises = all_exercises()
     assert exercises == all_exercises()
     assert [sum(one.kind == kind for one in exercises) for kind in KINDS] == [4, 4, 4]
@@ -45,7 +45,7 @@ def run_of(token_ids: list[list[int]]) -> SideRun:
     return SideRun(ready_s=1.0, rss_bytes=1, peak_rss_bytes=1, phases=[phase])
 
 
-def test_an_answer_that_is_another_is_told() -> None:
+def test_a_different_answer_is_reported() -> None:
     assert wrong_answers("side", run_of([[1, 2], [3]]), COPY, [[1, 2], [3]]) == ""
     assert wrong_answers("side", run_of([[1, 2], [4]]), COPY, [[1, 2], [3]]) == (
         "side: answer 2 of copying is wrong from token 1 on"
@@ -77,7 +77,7 @@ def test_ratios_are_taken_round_by_round_and_held_against_the_goals() -> None:
     assert [one.cpu_ratio(PHASES[0]) for one in pairs] == [1.5, None, None]
 
 
-def test_who_says_anything_else_has_no_speed() -> None:
+def test_sides_with_different_answers_have_no_speed() -> None:
     row = SpeculationRow(
         model="m", rounds=3, num_tokens=dict.fromkeys(PHASES, 1), pairs=[pair("Penstock, ngram", 50.0, wrong="it lied")]
     )
@@ -87,7 +87,7 @@ def test_who_says_anything_else_has_no_speed() -> None:
     assert "it lied" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_rivals_run_without_and_with_guesses() -> None:
+def test_rivals_run_without_and_with_speculation() -> None:
     found = rivals(frozenset({"vllm", "llama"}), Path("nowhere"))
     assert [(one.off.name, one.on.name) for one in found] == [
         ("vLLM offline, off", "vLLM offline, ngram"),

@@ -16,7 +16,7 @@ def owners() -> Owners:
     return owners
 
 
-def test_owners_that_follow_each_other_are_none_too_many(owners: Owners) -> None:
+def test_successive_owners_are_no_violation(owners: Owners) -> None:
     owners.claimed("r", 20, "B")
     owners.wrote("r", 20, 3, 4)
     owners.wrote("r", 20, 4, 4)
@@ -32,7 +32,7 @@ def test_an_owner_that_was_followed_may_not_write(owners: Owners) -> None:
     assert owners.harms == ["r: tokens 3 to 4 were written by A (epoch 10) after the request had gone to B (epoch 20)"]
 
 
-def test_a_claim_that_was_not_seen_shows_when_its_owner_writes(owners: Owners) -> None:
+def test_an_unobserved_claim_shows_by_its_owners_write(owners: Owners) -> None:
     owners.wrote("r", 20, 3, 4)
     owners.wrote("r", 10, 4, 4)
     assert owners.harms == [
@@ -49,7 +49,7 @@ def test_no_token_is_written_twice(owners: Owners) -> None:
     ]
 
 
-def test_an_epoch_is_given_once_whatever_a_server_has_lost(owners: Owners) -> None:
+def test_an_epoch_is_issued_once_even_after_data_loss(owners: Owners) -> None:
     owners.forget()
     owners.claimed("r", 10, "B")
     assert owners.harms == ["r: epoch 10 was given to A and again to B"]
@@ -60,7 +60,7 @@ def test_epochs_rise(owners: Owners) -> None:
     assert owners.harms == ["r: B was given epoch 9, not above that of A (epoch 10)"]
 
 
-def test_a_server_that_has_lost_the_next_owner_may_take_what_the_one_before_writes(owners: Owners) -> None:
+def test_after_losing_the_next_owner_a_server_may_accept_the_previous_one(owners: Owners) -> None:
     owners.claimed("r", 20, "B")
     owners.wrote("r", 20, 3, 9)
     owners.forget()

@@ -30,7 +30,7 @@ def test_a_run_in_which_nothing_was_killed_is_not_clean() -> None:
     assert (nothing.is_clean, nothing.shows_nothing) == (False, "nothing was killed")
 
 
-def test_what_is_drawn_anew_is_held_to_all_but_its_tokens() -> None:
+def test_resampled_requests_are_checked_for_all_but_their_tokens() -> None:
     other, repeated = sighting([65, 66, 68], "length"), sighting([65, 66, 68], "length")
     repeated.indexes[2] = 1
     assert judge([WHOLE], [other], OWNERS, num_kills=1).different == 1
@@ -40,16 +40,16 @@ def test_what_is_drawn_anew_is_held_to_all_but_its_tokens() -> None:
     assert judge([WHOLE], [CUT], OWNERS, num_kills=1, may_differ=[True]).lost == 1
 
 
-def test_nor_is_one_in_which_what_was_asked_for_did_not_happen() -> None:
+def test_a_run_without_the_requested_faults_is_not_passed() -> None:
     verdict = judge([WHOLE], [WHOLE], OWNERS, num_kills=3, missing=["kill primary"])
     assert (verdict.is_clean, verdict.shows_nothing) == (False, "this never happened: kill primary")
 
 
-def test_nor_is_one_that_nobody_watched() -> None:
+def test_an_unobserved_run_is_not_passed() -> None:
     assert not judge([WHOLE], [WHOLE], Owners(), num_kills=3).is_clean
 
 
-def test_two_owners_are_harm_though_all_that_was_seen_is_right() -> None:
+def test_two_owners_fail_the_run_even_with_right_output() -> None:
     owners = Owners()
     owners.claimed("r", 2, "B")
     owners.wrote("r", 1, 0, 1)
@@ -57,7 +57,7 @@ def test_two_owners_are_harm_though_all_that_was_seen_is_right() -> None:
     assert (verdict.is_clean, verdict.two_owners, verdict.examples) == (False, 1, owners.harms)
 
 
-def test_what_redis_lost_is_harm_unless_it_was_made_to_lose_it() -> None:
+def test_data_loss_fails_the_run_unless_it_was_injected() -> None:
     gone = sighting([65, 66], is_gone=True)
     assert judge([WHOLE], [gone], OWNERS, num_kills=1).lost == 1
     excused = judge([WHOLE], [WHOLE, gone], OWNERS, num_kills=1, loses_data=True)

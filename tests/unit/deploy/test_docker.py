@@ -28,7 +28,7 @@ def test_hadolint_finds_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_it_runs_as_nobody_and_says_how_it_is(path: Path) -> None:
+def test_image_runs_unprivileged_with_a_health_check(path: Path) -> None:
     last = [name for name, _ in instructions(path)]
     last = last[len(last) - last[::-1].index("FROM") - 1 :]
     assert "HEALTHCHECK" in last
@@ -37,7 +37,7 @@ def test_it_runs_as_nobody_and_says_how_it_is(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_extras_and_commands_are_there(path: Path) -> None:
+def test_image_has_extras_and_commands(path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = re.findall(r"\.\[([\w,]+)\]", path.read_text()) + re.findall(r"EXTRAS=(\w+)", path.read_text())
     assert {name for words in extras for name in words.split(",")} <= set(project["optional-dependencies"])

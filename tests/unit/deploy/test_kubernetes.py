@@ -34,7 +34,7 @@ def test_kubernetes_knows_every_field(folder: str) -> None:
             kubernetes_validate.validate(manifest, VERSION, strict=True)
 
 
-def test_the_judge_refuses_what_is_wrong() -> None:
+def test_the_validator_refuses_wrong_manifests() -> None:
     (worker,) = [found for found in of_kind("base", "Deployment") if found["metadata"]["name"] == "penstock-worker"]
     worker["spec"]["template"]["spec"]["containers"][0]["livenessprobe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -89,7 +89,7 @@ def test_pods_have_no_rights() -> None:
         assert labels["app.kubernetes.io/part-of"] == "penstock"
 
 
-def test_each_reads_the_url_of_its_own_user_from_a_file() -> None:
+def test_each_workload_reads_the_url_of_its_user_from_a_file() -> None:
     roles = {}
     for manifest in of_kind("base", "Deployment"):
         pod = manifest["spec"]["template"]["spec"]
@@ -111,7 +111,7 @@ def test_each_reads_the_url_of_its_own_user_from_a_file() -> None:
     }
 
 
-def test_probes_services_and_monitors_name_ports_that_are_there() -> None:
+def test_probes_services_and_monitors_name_existing_ports() -> None:
     objects = [*kustomized("base"), *kustomized("redis")]
     ports: dict[str, dict[str, int]] = {}
     for manifest in objects:

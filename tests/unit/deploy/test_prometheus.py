@@ -12,7 +12,7 @@ from ...yaml_files import load_yaml
 from .manifests import DEPLOY, kustomized, tool, unknown_metrics
 
 
-def test_the_board_asks_for_metrics_that_are_there() -> None:
+def test_the_board_queries_existing_metrics() -> None:
     board = json.loads((DEPLOY / "grafana" / "penstock.json").read_text())
     for panel in board["panels"]:
         for target in panel.get("targets", ()):
@@ -20,7 +20,7 @@ def test_the_board_asks_for_metrics_that_are_there() -> None:
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
-def test_a_metric_that_is_not_there_is_seen() -> None:
+def test_a_missing_metric_is_detected() -> None:
     assert unknown_metrics("rate(penstock_engine_steps[1m]) + penstock_engine_up") == {"penstock_engine_steps"}
 
 
@@ -58,7 +58,7 @@ def test_a_cluster_reads_engines_from_workers_alone() -> None:
     assert keeps_engines(pods.get("metricRelabelings", []), "sourceLabels")
 
 
-def test_compose_scrapes_and_provisions_what_it_runs() -> None:
+def test_compose_scrapes_and_provisions_its_services() -> None:
     compose = load_yaml((DEPLOY / "compose" / "compose.yaml").read_text())
     scraped = load_yaml((DEPLOY / "compose" / "prometheus.yml").read_text())
     for job in scraped["scrape_configs"]:

@@ -32,7 +32,7 @@ def options(unit: Path) -> configparser.RawConfigParser:
     return parser
 
 
-def test_there_is_a_unit_for_each_process() -> None:
+def test_each_process_has_a_unit() -> None:
     assert {unit.stem for unit in UNITS} == set(ROLES)
 
 
@@ -59,7 +59,7 @@ def test_it_may_do_little(unit: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_the_password_comes_by_a_file(unit: Path) -> None:
+def test_the_password_is_read_from_a_file(unit: Path) -> None:
     text = unit.read_text()
     assert f"LoadCredential=redis.url:/etc/penstock/{ROLES[unit.stem]}.url" in text
     assert "Environment=PENSTOCK_REDIS_URL_FILE=%d/redis.url" in text

@@ -97,7 +97,9 @@ def test_grammars(grammar: dict[str, Any], llamas: dict[str, Any] | None, sglang
         ),
     ],
 )
-def test_what_a_server_cannot_do_is_refused_by_name(dialect: str, values: dict[str, Any], sentence: str) -> None:
+def test_unsupported_parameters_of_a_server_are_refused_by_name(
+    dialect: str, values: dict[str, Any], sentence: str
+) -> None:
     params = SamplingParams(**values)
     with pytest.raises(UnsupportedParameterError) as caught:
         DIALECTS[dialect].check(EngineCoreRequest(request_id="r", prompt_token_ids=[1]), params)

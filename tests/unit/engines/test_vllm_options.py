@@ -18,7 +18,7 @@ def _config(**fields: Any) -> EngineConfig:
     return EngineConfig(model="/m", engine="vllm", **fields)
 
 
-def test_options_are_told_in_vllms_words() -> None:
+def test_options_are_translated_to_vllms() -> None:
     config = _config(max_model_len=512, enforce_eager=True, kv_cache_memory=1 << 20, dtype="float32", max_num_seqs=8)
     words = vllm_words(config, "/m")
     pairs = dict(itertools.pairwise(words))
@@ -39,7 +39,7 @@ def test_ranks_are_vllms_own() -> None:
     assert "--enable-expert-parallel" in words
 
 
-def test_its_own_options_come_last() -> None:
+def test_the_operators_vllm_options_come_last() -> None:
     words = vllm_words(_config(engine_options="--tensor-parallel-size 2 --served-model-name 'a b'"), "/m")
     assert words[-4:] == ["--tensor-parallel-size", "2", "--served-model-name", "a b"]
 
@@ -59,7 +59,7 @@ def test_its_own_options_come_last() -> None:
         ({"engine_options": "--a 'b"}, "engine_options cannot be read: No closing quotation"),
     ],
 )
-def test_what_means_nothing_to_vllm_is_refused(fields: dict[str, Any], sentence: str) -> None:
+def test_options_without_a_vllm_equivalent_are_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         check_options(_config(**fields))
     assert str(caught.value).startswith(sentence)
@@ -77,7 +77,7 @@ def test_our_engine_takes_no_options_of_another(name: str) -> None:
         EngineConfig(model="/m", **given)
 
 
-def test_what_the_operator_has_set_stays() -> None:
+def test_options_set_by_the_operator_are_not_replaced() -> None:
     config = _config(num_engines_on_host=2)
     variables = vllm_environment(config, {"VLLM_CONFIGURE_LOGGING": "1"}, num_cores=8)
     assert variables["OMP_NUM_THREADS"] == "4"

@@ -10,7 +10,7 @@ from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.other_engines.vllm.outputs import finish_reason_of, logprobs_of, step_stats_of
 
 
-def test_columns_that_others_asked_for_are_left_out() -> None:
+def test_logprob_columns_of_other_requests_are_dropped() -> None:
     numpy = pytest.importorskip("numpy")
     lists = (
         numpy.array([[5, 5, 7, 9], [7, 9, 7, 5]]),
@@ -31,7 +31,7 @@ def test_its_reasons_are_ours() -> None:
     assert finish_reason_of(None) is None
 
 
-def test_a_step_as_vllm_tells_it() -> None:
+def test_a_step_of_vllm_is_converted() -> None:
     details = SimpleNamespace(
         num_ctx_requests=1, num_ctx_tokens=40, num_generation_requests=3, num_generation_tokens=3, elapsed_ms=20.0
     )

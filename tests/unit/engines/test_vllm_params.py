@@ -20,7 +20,7 @@ def test_every_grammar_field_is_passed_or_refused() -> None:
     assert sorted(grammars) == sorted(StructuredOutputsParams.__struct_fields__)
 
 
-def test_what_was_delivered_is_counted_as_prompt() -> None:
+def test_delivered_tokens_count_as_prompt() -> None:
     params = SamplingParams(max_tokens=32, min_tokens=10, seed=7, prompt_logprobs=2, stop="a", stop_token_ids=[4])
     fresh, resumed, late = vllm_params(params, 0), vllm_params(params, 4), vllm_params(params, 12)
     assert (fresh["max_tokens"], fresh["min_tokens"], fresh["seed"], fresh["prompt_logprobs"]) == (32, 10, 7, 2)
@@ -53,7 +53,7 @@ def _request(params: SamplingParams, **fields: Any) -> EngineCoreRequest:
         ),
     ],
 )
-def test_what_vllm_cannot_do_is_refused_by_name(values: dict[str, Any], sentence: str) -> None:
+def test_unsupported_parameters_of_vllm_are_refused_by_name(values: dict[str, Any], sentence: str) -> None:
     params = SamplingParams(**values)
     with pytest.raises(UnsupportedParameterError) as caught:
         check_request(_request(params), params)
@@ -83,7 +83,7 @@ def test_an_exact_resume_is_refused_where_it_cannot_be(values: dict[str, Any], i
             check_request(demanding, params)
 
 
-def test_a_grammar_is_what_was_set() -> None:
+def test_the_grammar_of_the_request_is_passed_on() -> None:
     assert grammar_of(StructuredOutputsParams(regex="a+")) == {"regex": "a+"}
     assert grammar_of(StructuredOutputsParams(json_object=True)) == {"json_object": True}
 

@@ -53,7 +53,7 @@ def demand() -> Demand:
     return Demand(CommandConnection("redis://nowhere"), Keys(), "m", max_num_seqs=8)
 
 
-def test_the_load_is_what_waits_and_how_full_engines_are() -> None:
+def test_load_combines_waiting_requests_and_use_of_engines() -> None:
     """An engine is as full as its cache or its batch, whichever is fuller."""
     assert demand().load(DemandSnapshot(QUEUE, SERVING), ["m-ray-0-12-"]) == Load(
         num_waiting=7,
@@ -73,7 +73,7 @@ def test_a_fleet_without_engines_remembers_how_fast_one_was() -> None:
     assert demand().load(DemandSnapshot(unserved, []), []).backlog_s is None
 
 
-def test_engines_that_have_just_begun_count_as_much_as_others() -> None:
+def test_engines_that_just_started_count_like_others() -> None:
     """The speed is that of all engines which claim, so one that begins adds its part at once."""
     more = msgspec.structs.replace(QUEUE, num_engines=6, full_tokens_per_s=120.0)
     assert (
@@ -82,16 +82,16 @@ def test_engines_that_have_just_begun_count_as_much_as_others() -> None:
     )
 
 
-def test_without_an_engine_of_its_own_all_are_others() -> None:
+def test_without_own_engines_all_engines_are_others() -> None:
     assert demand().load(DemandSnapshot(QUEUE, SERVING), []).num_others == 3
 
 
-def test_a_queue_that_is_paused_asks_for_nobody() -> None:
+def test_a_paused_queue_needs_no_engines() -> None:
     paused = msgspec.structs.replace(QUEUE, paused_at=5.0)
     assert demand().load(DemandSnapshot(paused, []), []).num_waiting == 0
 
 
-def test_what_a_worker_holds_runs_or_waits_in_its_engines() -> None:
+def test_requests_of_a_worker_run_or_wait_in_its_engines() -> None:
     snapshot = DemandSnapshot(QUEUE, SERVING)
     assert [snapshot.num_held_by(prefix) for prefix in ("m-ray-0-12-", "m-ray-0-123-", "elsewhere-9-", "gone-1-")] == [
         2,

@@ -44,7 +44,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("--ray-placement-group", "mine"), "--ray-placement-group is for a fleet"),
     ],
 )
-def test_what_contradicts_itself_is_refused(
+def test_contradicting_options_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], told: str
 ) -> None:
     monkeypatch.delenv("PENSTOCK_REDIS_URL", raising=False)
@@ -67,7 +67,7 @@ def test_without_ray_a_sentence_names_the_extra(
     assert "pip install 'penstock[ray]'" in refusal(capsys, *FLEET)
 
 
-def test_agents_get_what_is_given_as_words_and_nothing_of_the_fleets() -> None:
+def test_agents_get_the_given_options_without_the_fleets() -> None:
     settings = read(
         START,
         *(*FLEET, "--model", "m", "--max-num-seqs", "8", "--no-log-requests", "--rpc-module", "a", "--rpc-module", "b"),

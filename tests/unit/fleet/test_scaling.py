@@ -33,11 +33,11 @@ def scaling(least: int = 1, most: int = 8, **options: float) -> Scaling:
     ("wait_s", "serving", "target"),
     [(40.0, 1, 4), (41.0, 1, 5), (400.0, 1, 8), (20.0, 3, 6), (10.5, 4, 4), (5.0, 4, 2), (0.0, 4, 1), (None, 3, 1)],
 )
-def test_the_target_is_what_serves_all_in_the_wanted_wait(wait_s: float | None, serving: int, target: int) -> None:
+def test_the_target_serves_all_requests_within_the_wanted_wait(wait_s: float | None, serving: int, target: int) -> None:
     assert scaling(grow_after_s=0.0, shrink_after_s=0.0).target(0.0, load(wait_s, serving), serving) == target
 
 
-def test_what_runs_keeps_its_engines_and_adds_none() -> None:
+def test_running_requests_keep_their_engines_and_add_none() -> None:
     full = load(0.0, 4, waiting=0, busy=4.0)
     assert scaling(grow_after_s=0.0, shrink_after_s=0.0).target(0.0, full, 4) == 4
     assert scaling(grow_after_s=0.0, shrink_after_s=0.0).target(0.0, load(0.0, 4, waiting=0, busy=1.7), 4) == 3
@@ -68,7 +68,7 @@ def test_growth_waits_for_its_window_and_takes_the_least_of_it() -> None:
     assert [rule.target(float(t), load(wait, 1), 1) for t, wait in enumerate(waits)] == [1, 1, 1, 3, 3]
 
 
-def test_a_break_in_what_was_seen_is_no_reason_to_hurry() -> None:
+def test_a_gap_in_observations_does_not_hurry_scaling() -> None:
     """Redis was away for a minute: the wish of before holds until the next."""
     rule = scaling(grow_after_s=3.0)
     assert rule.target(0.0, load(10.0, 1), 1) == 1
@@ -99,7 +99,7 @@ def test_it_never_turns_round_within_its_windows(least: int, more: int, seen: li
 
 
 @given(st.integers(2, 20), st.lists(st.floats(-0.09, 0.09), min_size=20, max_size=80))
-def test_noise_around_what_is_right_changes_nothing(engines: int, noise: list[float]) -> None:
+def test_noise_around_the_right_size_changes_nothing(engines: int, noise: list[float]) -> None:
     rule = scaling(most=40, grow_after_s=0.0, shrink_after_s=0.0)
     for second, error in enumerate(noise):
         assert rule.target(float(second), load(10.0 * (1 + error), engines), engines) == engines

@@ -60,7 +60,7 @@ def allowed(client: TestClient, origin: str) -> str | None:
         ("http://[::1]:3000", ["http://[::1]:3000"], ["http://[::1]"]),
     ],
 )
-def test_a_pattern_lets_in_what_it_stands_for(given: str, inside: list[str], outside: list[str]) -> None:
+def test_a_pattern_matches_its_origins(given: str, inside: list[str], outside: list[str]) -> None:
     client = browser("https://other.example", given)
     assert [allowed(client, origin) for origin in inside] == inside
     assert [allowed(client, origin) for origin in outside] == [None] * len(outside)
@@ -72,7 +72,7 @@ def test_an_asterisk_lets_every_page_in_without_credentials() -> None:
     assert allowed(browser("*"), "https://anybody.example") == "*"
 
 
-def test_sdks_may_send_headers_of_their_own() -> None:
+def test_headers_of_sdks_are_allowed() -> None:
     headers = {"origin": "https://example.org", "access-control-request-method": "POST"}
     headers["access-control-request-headers"] = "authorization,content-type,last-event-id,x-stainless-os"
     asked = browser("https://*.org").options("/", headers=headers)
@@ -85,6 +85,6 @@ def test_sdks_may_send_headers_of_their_own() -> None:
     "origin",
     ["example.org", "https://*", "https://*:8000", "https://example.org/", "https://Example.org", "ftp://a", "", "**"],
 )
-def test_what_no_browser_would_send_is_refused(origin: str) -> None:
+def test_origins_that_no_browser_sends_are_refused(origin: str) -> None:
     with pytest.raises(ConfigurationError, match=r"cors_origins must be origins .*, got"):
         browser(origin)

@@ -28,7 +28,7 @@ def test_an_id_reads_back(marks: list[tuple[int, bool]], has_usage: bool) -> Non
 @pytest.mark.parametrize(
     "event_id", ["", "3", "chatcmpl-1:", "chatcmpl-1:3.4", "cmpl-1:3", "chatcmpl-1:-3", "chatcmpl-1:3e.x", "a b:1"]
 )
-def test_what_is_no_id_of_such_a_stream_is_refused(event_id: str) -> None:
+def test_ids_of_other_streams_are_refused(event_id: str) -> None:
     with pytest.raises(OpenAIError, match="Last-Event-ID must be the id of an event"):
         Position.parse(event_id, 1, "chatcmpl", BODY)
 
@@ -43,7 +43,7 @@ def test_a_stream_that_another_body_began_is_refused() -> None:
     assert Position.parse(f"{of_an_earlier_version}:3", 1, "chatcmpl", BODY).next_indexes == [3]
 
 
-def test_bodies_that_say_the_same_are_the_same() -> None:
+def test_equivalent_bodies_have_one_digest() -> None:
     def fingerprint(body: str) -> str:
         return decode(CHAT_COMPLETIONS, body.encode()).fingerprint
 
@@ -53,7 +53,7 @@ def test_bodies_that_say_the_same_are_the_same() -> None:
     assert same != fingerprint(f'{{{said}, "logit_bias": {{"5": 1, "6": 3}}, "temperature": 1}}')
 
 
-def test_an_end_without_tokens_is_told_once() -> None:
+def test_an_end_without_tokens_is_sent_once() -> None:
     end = Delta(index=2, finish_reason=FinishReason.STOP)
     position = Position.parse("chatcmpl-1:2", 1, "chatcmpl", BODY)
     assert position.has(0, Delta(index=0, token_ids=[1, 2]))

@@ -48,7 +48,7 @@ class Traced:
         return list(self.exporter.get_finished_spans())
 
 
-async def test_a_request_has_a_span_that_is_the_parent_of_what_it_asks_for() -> None:
+async def test_the_span_of_an_http_request_is_the_parent_of_its_generations() -> None:
     traced = Traced()
     await traced.call("/v1/files/secret", traceparent=f"00-{TRACE}-{PARENT}-01", tracestate="a=b", accept="*/*")
     (span,) = traced.spans
@@ -68,14 +68,14 @@ async def test_a_failure_of_ours_is_an_error(status: int, is_error: bool) -> Non
     assert (span.attributes["error.type"], not span.status.is_ok) == (str(status), is_error)
 
 
-async def test_who_left_is_told_by_the_status_that_the_log_has() -> None:
+async def test_spans_of_disconnected_clients_have_the_logged_status() -> None:
     traced = Traced(fails=True)
     with pytest.raises(RuntimeError):
         await traced.call("/v1/models")
     assert traced.spans[0].attributes["http.response.status_code"] == 499
 
 
-async def test_probes_and_unsampled_requests_have_no_span_and_pass_on_what_they_say() -> None:
+async def test_probes_and_unsampled_requests_have_no_span_but_pass_on_their_context() -> None:
     traced = Traced()
     await traced.call("/health", traceparent=f"00-{TRACE}-{PARENT}-01")
     await traced.call("/v1/models", traceparent=f"00-{TRACE}-{PARENT}-00")

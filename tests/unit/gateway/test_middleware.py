@@ -11,7 +11,7 @@ from penstock.producer.gateway.metrics import Metrics, render
 from penstock.producer.gateway.middleware import GatewayMiddleware
 
 
-async def test_more_than_may_run_are_told_to_come_back() -> None:
+async def test_excess_requests_get_retry_after() -> None:
     release, arrived = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -26,14 +26,14 @@ def part(num_bytes: int, *, more_body: bool = True) -> dict[str, Any]:
     return {"type": "http.request", "body": bytes(num_bytes), "more_body": more_body}
 
 
-async def test_what_has_come_gives_time_for_what_has_not() -> None:
+async def test_received_bytes_extend_the_time_limit() -> None:
     body = RequestBody(receiver(part(1000 * MIN_BYTES_PER_S), part(1000 * MIN_BYTES_PER_S)), 60.0, TimeoutError)
     await body()
     await body()
     assert 1500 < body.time_left_s <= 2060
 
 
-async def test_what_does_not_come_is_a_timeout() -> None:
+async def test_missing_bytes_are_a_timeout() -> None:
     body = RequestBody(receiver(part(1)), 0.01, ConnectionError)
     await body()
     with pytest.raises(ConnectionError, match=r"not complete after 0\.01 s"):

@@ -22,7 +22,7 @@ def test_a_setting_that_makes_no_sense_is_named(name: str, value: Any) -> None:
         JobSettings(redis_url="redis://localhost", **{name: value})
 
 
-def test_errors_come_back_as_what_they_were() -> None:
+def test_errors_keep_their_type() -> None:
     error = deserialize(serialize({"r": ValidationError("prompt must not be empty")}))["r"]
     assert isinstance(error, ValidationError)
     assert str(error) == "prompt must not be empty"
@@ -34,7 +34,7 @@ def test_errors_come_back_as_what_they_were() -> None:
         serialize({"a": (object(),)})
 
 
-def test_parameters_are_made_from_plain_data() -> None:
+def test_parameters_are_read_from_plain_data() -> None:
     assert params_from(None) is None
     assert params_from({"max_tokens": 3, "structured_outputs": {"choice": ["a"]}}) == SamplingParams(
         max_tokens=3, structured_outputs=StructuredOutputsParams(choice=["a"])

@@ -166,7 +166,7 @@ def test_a_case_can_fail(tmp_path: Path) -> None:
 
 
 @needs_promtool
-def test_an_exporter_that_is_gone_is_noticed(tmp_path: Path) -> None:
+def test_a_missing_exporter_raises_an_alert(tmp_path: Path) -> None:
     done = judge(tmp_path, [_case("PenstockFiguresMissing", {"up": "1x120"}, fires=True)])
     assert done.returncode == 0, done.stdout + done.stderr
 

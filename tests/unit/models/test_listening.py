@@ -26,7 +26,7 @@ def test_it_listens_at_its_address_alone() -> None:
     assert address_of(listen("127.0.0.1", port)) == ("127.0.0.1", port)
 
 
-def test_an_address_that_is_translated_on_the_way_is_listened_to_everywhere_and_said_so() -> None:
+def test_a_translated_address_listens_on_all_interfaces_and_is_announced() -> None:
     with capture_logs() as events:
         # Of the block that is kept for documentation: no interface has it.
         assert address_of(listen("192.0.2.1", port := free_port())) == ("0.0.0.0", port)

@@ -32,7 +32,7 @@ def ended(text: str, reason: FinishReason = FinishReason.STOP, **fields: Any) ->
     return Delta(token_ids=[1, 2], text=text, finish_reason=reason, usage=Usage(5, 2, 4), **fields)
 
 
-def test_an_id_says_when_it_was_made() -> None:
+def test_an_id_contains_its_creation_time() -> None:
     response_id = new_id("chatcmpl")
     assert len(response_id) == len("chatcmpl-") + 32
     assert created_at(response_id) == int(response_id[9:17], 16)
@@ -96,7 +96,7 @@ def prompt_tokens() -> dict[str, Any]:
     }
 
 
-def test_echo_tells_the_prompt_and_its_log_probabilities() -> None:
+def test_echo_returns_the_prompt_and_its_log_probabilities() -> None:
     prepared = prepare(COMPLETIONS, {"prompt": "hello", "echo": True, "logprobs": 1})
     tokens = [TokenLogprobs(6, -0.1, 1, [(6, -0.1)], [b" you", b" you"])]
     (choice,) = plain(prepared.answer(output(ended(" you", logprobs=tokens, **prompt_tokens()))))["choices"]
@@ -116,7 +116,7 @@ def test_echo_of_token_ids_without_new_tokens() -> None:
     assert (told["choices"][0]["finish_reason"], told["usage"]["completion_tokens"]) == ("length", 0)
 
 
-def test_a_streamed_echo_tells_the_prompt_once() -> None:
+def test_a_streamed_echo_sends_the_prompt_once() -> None:
     chunks = prepare(COMPLETIONS, {"prompt": "hello", "echo": True, "logprobs": 0, "stream": True}).events("c", "m")
     first = Delta(token_ids=[6], text=" y", logprobs=[TokenLogprobs(6, -0.5, 1, [], [b" y"])], **prompt_tokens())
     second = Delta(index=1, token_ids=[7], text="ou", logprobs=[TokenLogprobs(7, -0.5, 1, [], [b"ou"])])

@@ -104,7 +104,7 @@ def test_a_completion_has_one_prompt_or_many(given: Any, prompts: Any) -> None:
     assert prepare(COMPLETIONS, {"prompt": given}).prompts == prompts
 
 
-def test_echo_asks_for_what_its_answer_needs() -> None:
+def test_echo_sets_the_parameters_that_its_answer_needs() -> None:
     assert prepare(COMPLETIONS, {"prompt": "x", "echo": True}).params.prompt_logprobs is None
     assert prepare(COMPLETIONS, {"prompt": [1], "echo": True}).params.prompt_logprobs == 0
     alone = prepare(COMPLETIONS, {"prompt": "x", "echo": True, "max_tokens": 0, "logprobs": 2}).params
@@ -160,7 +160,7 @@ def test_a_wrong_field_is_named(path: str, body: dict[str, Any], param: str) -> 
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages": "\xff"}', b"{" * 2000])
-def test_what_is_no_json_object_is_a_bad_request(body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(OpenAIError) as caught:
         prepare(CHAT, body)
     assert caught.value.status == 400

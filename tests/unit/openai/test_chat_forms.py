@@ -86,7 +86,7 @@ def test_tools_reach_the_template_unless_none_is_to_be_called() -> None:
     ],
     ids=["auto", "required", "named"],
 )
-def test_a_call_is_told_the_same_whole_and_in_any_pieces(choice: Any, text: str) -> None:
+def test_a_call_is_parsed_the_same_whole_and_in_any_pieces(choice: Any, text: str) -> None:
     prepared = chat(tools=[WEATHER, NOW], tool_choice=choice)
     told = answered(prepared, text)
     (call,) = told["message"]["tool_calls"]
@@ -118,7 +118,7 @@ def test_without_parallel_calls_only_the_first_counts() -> None:
     assert held.json["maxItems"] == 1
 
 
-def test_reasoning_is_told_apart_in_answers_and_streams() -> None:
+def test_reasoning_is_separated_in_answers_and_streams() -> None:
     text = f"<think>\nIs it?\n</think>\n\nI look.\n{CALL}"
     prepared = chat("qwen3", tools=[WEATHER])
     message = answered(prepared, text)["message"]
@@ -144,7 +144,7 @@ def test_the_prompt_may_have_begun_the_reasoning() -> None:
 
 
 @pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1"])
-def test_the_worker_says_of_each_prompt_whether_it_has_begun_the_reasoning(reasoning: str) -> None:
+def test_the_worker_reports_for_each_prompt_whether_reasoning_has_begun(reasoning: str) -> None:
     """Whatever the usual prompt of the model does: a message, or a switch of any name, may change it."""
 
     def told(text: str, *, inside: bool, **fields: Any) -> tuple[str | None, str | None]:
@@ -195,7 +195,7 @@ def test_a_model_thinks_before_it_follows_a_grammar(reasoning: str, fields: dict
         assert answered(prepared, answer)["message"]["content"] == answer
 
 
-def test_thinking_that_nobody_would_take_out_is_not_begun() -> None:
+def test_thinking_is_not_started_without_a_parser() -> None:
     held = chat("none", thinks=True, response_format=SCHEMA).params.structured_outputs
     assert held is not None
     assert held.enable_in_reasoning is True
@@ -204,14 +204,14 @@ def test_thinking_that_nobody_would_take_out_is_not_begun() -> None:
     assert message["content"] == "Six."
 
 
-def test_special_tokens_are_asked_for_where_they_may_be_markers() -> None:
+def test_special_tokens_are_requested_where_they_may_be_markers() -> None:
     assert not chat(tools=[WEATHER]).params.skip_special_tokens
     assert not chat("qwen3").params.skip_special_tokens
     for plain in (chat(), chat(tools=[WEATHER], tool_choice="none"), chat(tools=[WEATHER], tool_choice="required")):
         assert plain.params.skip_special_tokens
 
 
-def test_what_the_output_is_held_to() -> None:
+def test_constraints_of_the_output() -> None:
     held = chat(response_format=SCHEMA).params.structured_outputs
     assert held is not None
     assert held.json == CITY
@@ -265,7 +265,7 @@ def test_parsers_are_those_of_the_card_unless_chosen() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_any_cutting_of_a_stream_tells_the_same(data: st.DataObject) -> None:
+def test_any_cut_of_a_stream_gives_the_same_messages(data: st.DataObject) -> None:
     fragments = [
         "<think>",
         "</think>",

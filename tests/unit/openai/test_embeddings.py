@@ -29,7 +29,7 @@ def output(pooled: Pooled | None, reason: FinishReason = FinishReason.STOP) -> R
     return RequestOutput(request_id="embd-1", model="m", prompt=None, outputs=[answer], usage=Usage(3, 0))
 
 
-def test_vectors_come_as_numbers_or_as_their_bytes_in_base64() -> None:
+def test_vectors_are_numbers_or_base64() -> None:
     floats = prepared(input=["a", [1, 2]]).answer(output(POOLED), output(POOLED))
     assert [(one.index, one.embedding) for one in floats.data] == [(0, [1.0, -2.0]), (1, [1.0, -2.0])]
     assert (floats.id, floats.usage.prompt_tokens, floats.usage.total_tokens) == ("embd-1", 6, 6)
@@ -72,7 +72,7 @@ def test_an_empty_side_of_pairs_is_named(sides: dict[str, Any], field: str) -> N
     assert caught.value.param == field
 
 
-def test_what_an_engine_refuses_has_the_name_that_the_body_has_for_it() -> None:
+def test_engine_errors_use_the_bodys_field_names() -> None:
     for message, told in (
         ("prompt[1] has 502 tokens", "input[1] has 502 tokens"),
         ("prompt_name must be left out", "prompt_name must be left out"),

@@ -135,13 +135,13 @@ def test_a_default_that_is_sent_asks_for_nothing(path: str, name: str, value: An
         (RESPONSES, "context_management", [{"type": "compaction"}]),
     ],
 )
-def test_what_asks_for_something_that_is_not_there_is_refused_by_name(path: str, name: str, value: Any) -> None:
+def test_unsupported_values_are_refused_by_name(path: str, name: str, value: Any) -> None:
     with pytest.raises(OpenAIError) as refused:
         asked(path, audio_is_next=None, **{name: value})
     assert (refused.value.status, refused.value.param) == (400, name)
 
 
-def test_beside_what_asks_for_nothing_all_else_is_read_as_ever() -> None:
+def test_neutral_values_do_not_change_other_fields() -> None:
     fields = {"modalities": ["text"], "audio": None, "logit_bias": {"5": 1}, "seed": -1, "top_p": 0.5}
     prepared = prepare(CHAT, json.dumps(NEEDED[CHAT] | fields).encode())
     assert (prepared.params.logit_bias, prepared.params.top_p) == ({5: 1.0}, 0.5)
@@ -153,7 +153,7 @@ def test_beside_what_asks_for_nothing_all_else_is_read_as_ever() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": "hot"}, {"no_such_field": 1}])
-def test_what_is_wrong_is_named_beside_it(wrong: dict[str, Any]) -> None:
+def test_wrong_fields_are_named_next_to_neutral_ones(wrong: dict[str, Any]) -> None:
     with pytest.raises(OpenAIError) as refused:
         asked(CHAT, modalities=["text"], **wrong)
     assert refused.value.param == next(iter(wrong))

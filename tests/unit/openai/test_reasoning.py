@@ -34,7 +34,7 @@ def test_reasoning_and_content(name: str, text: str, reasoning: str, content: st
     assert split(name, text) == (reasoning, content)
 
 
-def test_what_is_certain_is_given_out_at_once() -> None:
+def test_text_that_cannot_be_a_marker_is_sent_immediately() -> None:
     splitter = ReasoningSplitter(REASONING_PARSERS["qwen3"])
     assert splitter.feed("<think>\nFour ") == ("Four", "")
     assert splitter.feed("and</") == (" and", "")
@@ -42,7 +42,7 @@ def test_what_is_certain_is_given_out_at_once() -> None:
     assert splitter.feed("Six. ") == ("", "Six. ")
 
 
-def test_a_name_that_is_none_is_refused() -> None:
+def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"reasoning_parser must be one of deepseek_r1, .*, got 'r2'"):
         find_reasoning_format("r2")
 

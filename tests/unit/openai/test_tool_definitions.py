@@ -42,7 +42,7 @@ def test_a_tool_reaches_the_template_as_transformers_gives_it() -> None:
         ([tool(parameters={"properties": {"a": 1}})], r"parameters\.properties\.a must be a JSON schema"),
     ],
 )
-def test_a_tool_that_is_none_is_named(tools: object, message: str) -> None:
+def test_an_invalid_tool_is_named(tools: object, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         read_tools(tools)
 
@@ -132,7 +132,7 @@ def test_calls_of_strict_functions_follow_their_schemas_in_free_text() -> None:
         ({"$ref": "other.json"}, r"schema\.\$ref must point"),
     ],
 )
-def test_a_schema_that_is_none_is_named(schema: object, message: str) -> None:
+def test_an_invalid_schema_is_named(schema: object, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         check_schema(schema, "schema")
 
@@ -175,7 +175,7 @@ def test_response_formats() -> None:
         ),
     ],
 )
-def test_a_response_format_that_is_none_is_named(response_format: object, message: str) -> None:
+def test_an_invalid_response_format_is_named(response_format: object, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         structured_outputs_of(response_format)
 

@@ -74,7 +74,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("text", "arguments", "rest"), MALFORMED)
-def test_a_malformed_call_comes_back_as_content(text: str, arguments: str, rest: str) -> None:
+def test_a_malformed_call_is_returned_as_content(text: str, arguments: str, rest: str) -> None:
     text = "Well. " + text
     assert parsed(HERMES, text, whole=True) == (text, [])
     # What was streamed cannot be taken back: what follows the mistake is content.
@@ -84,12 +84,12 @@ def test_a_malformed_call_comes_back_as_content(text: str, arguments: str, rest:
 @pytest.mark.parametrize(
     "inside", ["", "{}", "[]", '{"name": ""}', '{"name": "a", "name": "b"}', '{"arguments": {}}', "{" * 99]
 )
-def test_what_is_no_call_is_content_in_streams_too(inside: str) -> None:
+def test_text_that_is_no_call_is_content_in_streams_too(inside: str) -> None:
     text = f"So <tool_call>{inside}</tool_call> <tool_call>"
     assert parsed(HERMES, text) == parsed(HERMES, text, whole=True) == (text, [])
 
 
-def test_a_call_that_a_limit_cuts_goes_as_far_as_it_goes() -> None:
+def test_a_call_cut_by_a_limit_keeps_its_received_part() -> None:
     text = '<tool_call>{"name": "add", "arguments": {"a": 1'
     assert parsed(HERMES, text, whole=True, is_cut=True) == ("", [("add", '{"a": 1')])
     assert parsed(HERMES, text) == ("", [("add", '{"a": 1')])
@@ -97,7 +97,7 @@ def test_a_call_that_a_limit_cuts_goes_as_far_as_it_goes() -> None:
     assert parsed(HERMES, '<tool_call>{"name": "ad', is_cut=True) == ('<tool_call>{"name": "ad', [])
 
 
-def test_the_name_comes_first_and_arguments_as_they_are_read() -> None:
+def test_the_name_is_sent_first_and_arguments_as_they_arrive() -> None:
     parser = ToolCallParser(HERMES)
     assert parser.feed('<tool_call>{"name": "add", "arguments": ') == []
     assert parser.feed('{"a"') == [CallPiece(0, "add", '{"a"')]

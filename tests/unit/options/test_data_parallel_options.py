@@ -24,7 +24,7 @@ from penstock.worker.config.engine_config import EngineConfig
         ({"engine": "vllm"}, "engine 'vllm'"),
     ],
 )
-def test_what_makes_other_forwards_is_refused_by_name(options: dict[str, Any], named: str) -> None:
+def test_options_that_change_forwards_are_refused_by_name(options: dict[str, Any], named: str) -> None:
     EngineConfig(model="m", **options)
     with pytest.raises(ConfigurationError, match=f"data_parallel_size 2 cannot go with .*{named}"):
         EngineConfig(model="m", data_parallel_size=2, **options)
@@ -39,7 +39,7 @@ def test_a_group_of_several_hosts_needs_an_address() -> None:
         EngineConfig(model="m", data_parallel_group="{}", data_parallel_address="10.0.0.1")
 
 
-def test_engines_of_a_host_form_groups_of_their_own_or_the_one_that_is_named() -> None:
+def test_engines_of_a_host_form_their_own_group_or_the_named_one() -> None:
     grouped = group_engines(EngineConfig(model="m", data_parallel_size=2), 4, "here")
     assert [one.data_parallel_group for one in grouped] == ["here-0", "here-0", "here-1", "here-1"]
     named = EngineConfig(model="m", data_parallel_size=2, data_parallel_group="big", data_parallel_address="10.0.0.1")

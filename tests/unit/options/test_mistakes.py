@@ -17,7 +17,7 @@ from .harness import read, source
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1 PiB", "0", "two", "9" * 400])
-def test_a_size_that_is_none(text: str) -> None:
+def test_an_invalid_size(text: str) -> None:
     with pytest.raises(UsageError, match="--kv-cache-memory must be"):
         read(START, f"--kv-cache-memory={text}")
 
@@ -95,7 +95,7 @@ def test_a_wrong_file(text: str, sentence: str, write: Callable[[str], Path]) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file or directory"):
         read(START, file=tmp_path / "nowhere.toml")
     (tmp_path / "latin").write_bytes(b'model = "\xe9"')
@@ -103,19 +103,19 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         read(START, environment={"PENSTOCK_CONFIG": str(tmp_path / "latin")})
 
 
-def test_what_is_overridden_is_checked_all_the_same(write: Callable[[str], Path]) -> None:
+def test_overridden_values_are_checked_too(write: Callable[[str], Path]) -> None:
     with pytest.raises(UsageError, match=r"block_size in .* must be at least 1"):
         read(START, "--block-size", "8", file=write("block_size = 0"))
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_what_has_to_be_given(program: Program) -> None:
+def test_required_options(program: Program) -> None:
     missing = next(option for option in program.options if option.is_required)
     with pytest.raises(UsageError, match=rf"^{missing.flag} is missing; .*{missing.variable}.*{missing.name} in a"):
         read(program).require()
 
 
-def test_a_contradiction_names_where_its_parts_come_from(write: Callable[[str], Path]) -> None:
+def test_a_contradiction_names_the_sources_of_its_parts(write: Callable[[str], Path]) -> None:
     file = write('model = "m"\nmax_num_seqs = 64\nblock_size = 8')
     settings = read(OFFLINE, "--max-num-batched-tokens", "8", file=file, environment={"PENSTOCK_DTYPE": "float32"})
     with pytest.raises(ConfigurationError, match=r"at least max_num_seqs \(64\)") as caught, settings.naming_sources():
@@ -123,7 +123,7 @@ def test_a_contradiction_names_where_its_parts_come_from(write: Callable[[str], 
     assert str(caught.value).endswith(f"(given: max_num_seqs in {file})")
 
 
-def test_a_secret_is_not_told_when_it_is_wrong(write: Callable[[str], Path]) -> None:
+def test_an_invalid_secret_is_not_printed(write: Callable[[str], Path]) -> None:
     with pytest.raises(UsageError, match="must be a string, got 'list'"):
         read(START, file=write('redis_url = ["redis://:secret@host"]'))
 

@@ -72,7 +72,7 @@ def with_a_gguf_file(folder: Path) -> Path:
         ),
     ],
 )
-def test_a_model_that_is_not_there_is_refused_in_one_sentence(
+def test_a_missing_model_is_refused_in_one_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, make: Callable[[Path], Path | str], words: str
 ) -> None:
     model = str(make(tmp_path))
@@ -93,7 +93,9 @@ print(status, sorted({"torch", "transformers"} & set(sys.modules)))
     assert done.stdout == "1 []\n", done.stderr
 
 
-def test_where_the_model_was_named_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_the_models_name_is_reported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_MODEL", "/nope")
     assert worker_cli.main(["start", *NOWHERE]) == 1
     assert capsys.readouterr().err.endswith(" (given: PENSTOCK_MODEL)\n")
@@ -119,7 +121,7 @@ def test_a_folder_in_the_working_directory_is_a_path(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     "options", [{"load_format": "dummy"}, {"engine": "vllm"}, {"engine": "http", "engine_url": "http://here:1"}]
 )
-def test_who_reads_no_weights_from_the_folder_needs_none(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_engines_that_read_no_weights_need_none_in_the_folder(tmp_path: Path, options: dict[str, Any]) -> None:
     folder = model_folder(tmp_path / "m", without="model.safetensors")
     config = EngineConfig(model=str(folder), **options)
     assert check_local_model(config.model, needs_weights=config.needs_weights) == folder

@@ -41,7 +41,7 @@ def test_ranks_are_stages_times_parts() -> None:
         ({"tensor_parallel_size": 1, "enable_expert_parallel": True}, "raise tensor_parallel_size, or leave it out"),
     ],
 )
-def test_what_ranks_cannot_do_is_refused(fields: dict[str, Any], sentence: str) -> None:
+def test_options_that_ranks_lack_are_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         EngineConfig(**{"model": "m", "tensor_parallel_size": 2, **fields})
     assert sentence in str(caught.value)
@@ -52,7 +52,7 @@ def gpus(count: int = 1, **ranks: int) -> tuple[int, str]:
     return gpus_per_engine(HostOptions(gpus_per_engine=count), given)
 
 
-def test_ranks_say_how_many_gpus_an_engine_has() -> None:
+def test_ranks_determine_the_gpus_of_an_engine() -> None:
     assert gpus() == (1, "--gpus-per-engine 1")
     assert gpus(4) == (4, "--gpus-per-engine 4")
     assert gpus(tensor_parallel_size=2) == gpus(2, tensor_parallel_size=2) == (2, "--tensor-parallel-size 2")
@@ -78,7 +78,7 @@ def test_how_ranks_are_listed() -> None:
     assert _ranks(EngineSetup()) == "-"
 
 
-def test_how_ranks_are_told() -> None:
+def test_description_of_ranks() -> None:
     assert RankSetup(tensor_parallel_size=2).describe() == "tp 2"
     whole = RankSetup(tensor_parallel_size=2, pipeline_parallel_size=3, enable_expert_parallel=True)
     assert whole.describe() == "tp 2, pp 3, ep"

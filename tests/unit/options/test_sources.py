@@ -22,7 +22,7 @@ from .harness import EVERY, ROOT, read, sample, source, value, words_of
 
 
 @pytest.mark.parametrize(("program", "option"), EVERY)
-def test_every_option_can_be_given_in_three_ways(
+def test_every_option_can_be_set_in_three_ways(
     program: Program, option: DeclaredOption, write: Callable[[str], Path]
 ) -> None:
     words, toml, meant = sample(option)
@@ -50,7 +50,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_a_file(
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_none_takes_back_what_a_lower_source_gives(program: Program, write: Callable[[str], Path]) -> None:
+def test_none_resets_the_value_of_a_lower_source(program: Program, write: Callable[[str], Path]) -> None:
     for option in program.options:
         if option.may_be_none:
             file = write(f"{option.name} = {sample(option)[1]}")
@@ -58,7 +58,7 @@ def test_none_takes_back_what_a_lower_source_gives(program: Program, write: Call
             assert value(read(program, file=write(f'{option.name} = "none"')), option.name) == option.default
 
 
-def test_a_configuration_is_the_same_however_it_was_given(write: Callable[[str], Path]) -> None:
+def test_all_sources_give_the_same_configuration(write: Callable[[str], Path]) -> None:
     words, lines, environment = [], [], {}
     for option in START.options:
         if option.struct is EngineConfig and option.name != "device":
@@ -83,7 +83,7 @@ def test_a_configuration_is_the_same_however_it_was_given(write: Callable[[str],
 
 
 @pytest.mark.parametrize("kind", ["words", "lists"])
-def test_an_option_may_be_given_several_times(kind: str, write: Callable[[str], Path]) -> None:
+def test_an_option_may_be_repeated(kind: str, write: Callable[[str], Path]) -> None:
     words = ("--rpc-module", "a", "--rpc-module", "b") if kind == "words" else ("--rpc-module", "a,b")
     settings = read(START, *words, file=write('rpc_module = "c"'))
     assert value(settings, "rpc_module") == ("a", "b")
@@ -126,7 +126,9 @@ def test_one_file_serves_both_programs(write: Callable[[str], Path]) -> None:
     assert [value(read(program, file=file), "block_size") for program in PROGRAMS] == [8, 8]
 
 
-def test_what_is_in_effect_is_a_file_again(write: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_effective_configuration_can_be_read_as_a_file(
+    write: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = read(
         START,
         *("--model", 'a "quoted" \\ name', "--gpus", "0,1", "--kv-cache-memory", "2GiB", "--rpc-module", "a"),
@@ -167,7 +169,7 @@ def test_programs_show_it_and_load_no_torch(command: list[str], write: Callable[
     assert "max_num_seqs = 9 " in done.stdout
 
 
-def test_the_guide_has_all_options_as_they_are_declared() -> None:
+def test_the_guide_lists_all_options_as_declared() -> None:
     page = (ROOT / "ops" / "guide" / "configuration.md").read_text()
     made = page.partition("-->\n")[2].partition("<!-- end -->")[0].strip()
     assert made == guide_tables().strip(), "put in what python -m penstock.worker.programs prints"

@@ -29,7 +29,7 @@ def test_tenants_are_spread_evenly_and_more_partitions_move_only_those_that_they
             assert after.partition_of(tenant, "r") == before.partition_of(tenant, "r")
 
 
-def test_a_tenant_that_is_spread_has_no_partition_of_its_own() -> None:
+def test_a_spread_tenant_has_no_single_partition() -> None:
     layout = Layout(version=2, num=4, num_before=2, spread=("big",))
     assert {layout.partition_of("big", f"r{number}") for number in range(100)} == {0, 1, 2, 3}
     assert layout.former_partition_of("big") is None

@@ -128,7 +128,7 @@ def test_a_content_that_is_no_text_is_refused(content: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1: object()}, 2**70])
-def test_what_json_cannot_say_is_named(value: Any) -> None:
+def test_values_that_json_cannot_encode_are_named(value: Any) -> None:
     for field in ("messages[1].name", "chat_template_kwargs.tools[0].function.name"):
         with pytest.raises(ValidationError) as caught:
             FIELDS[field](value)
@@ -143,7 +143,7 @@ def test_addresses_of_images_are_refused() -> None:
 
 
 @pytest.mark.parametrize("given", [5, None, 1.5, object()])
-def test_what_is_neither_a_prompt_nor_a_list_of_them_is_refused(given: Any) -> None:
+def test_values_that_are_no_prompts_are_refused(given: Any) -> None:
     with pytest.raises(ValidationError, match=r"^prompts must be a prompt or a list of prompts, got"):
         as_prompts(given)
 
@@ -160,7 +160,7 @@ def test_what_is_neither_a_prompt_nor_a_list_of_them_is_refused(given: Any) -> N
         ("a", [], r"texts must be one, or as many as the others \(0\), got 0"),
     ],
 )
-def test_what_makes_no_pairs_is_refused_by_its_place(texts: Any, others: Any, told: str) -> None:
+def test_unpaired_texts_are_refused_by_position(texts: Any, others: Any, told: str) -> None:
     with pytest.raises(ValidationError, match=f"^{told}"):
         pairs_of(texts, others)
 

@@ -33,7 +33,7 @@ def conversation(num_turns: int, answer: str = "a") -> list[dict[str, Any]]:
     return messages
 
 
-def test_a_turn_looks_for_those_before_it_and_is_known_by_itself() -> None:
+def test_a_turn_looks_up_earlier_turns_and_registers_its_own_digest() -> None:
     turns = [digests(conversation(number)) for number in range(1, 9)]
     for number, one in enumerate(turns):
         (own,) = one.own
@@ -41,7 +41,7 @@ def test_a_turn_looks_for_those_before_it_and_is_known_by_itself() -> None:
         assert list(one.wanted) == [own, *before]
 
 
-def test_in_which_form_an_answer_comes_back_says_nothing_of_the_turns_before() -> None:
+def test_the_form_of_an_answer_does_not_change_digests_of_earlier_turns() -> None:
     (first,) = digests(conversation(1)).own
     forms = [
         message("assistant", "as it was"),
@@ -54,7 +54,7 @@ def test_in_which_form_an_answer_comes_back_says_nothing_of_the_turns_before() -
         assert second.own != (first,)
 
 
-def test_results_of_tools_are_passed_over_to_find_what_was_asked() -> None:
+def test_tool_results_are_skipped_in_the_lookup() -> None:
     (asked,) = digests(conversation(1)).own
     tools = [message("tool", f"{number}", tool_call_id="c") for number in range(10)]
     messages = [*conversation(1), message("assistant", None, tool_calls=[CALL] * 10), *tools]
@@ -71,18 +71,18 @@ def test_results_of_tools_are_passed_over_to_find_what_was_asked() -> None:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_what_changes_the_cache_changes_all_digests(options: dict[str, Any]) -> None:
+def test_changes_of_the_cache_key_change_all_digests(options: dict[str, Any]) -> None:
     assert not set(digests(conversation(3)).wanted) & set(digests(conversation(3), **options).wanted)
     if "chat_template_kwargs" not in options:
         assert digests("x", session_id="s").own != digests("x", session_id="s", **options).own
 
 
-def test_what_differs_early_shares_nothing() -> None:
+def test_prompts_that_differ_early_share_no_digest() -> None:
     other = [message("system", LONG + "!"), *conversation(3)[1:]]
     assert not set(digests(conversation(3)).wanted) & set(digests(other).wanted)
 
 
-def test_what_is_short_is_not_worth_it() -> None:
+def test_short_prompts_have_no_digest() -> None:
     short = [message("user", "hello")]
     assert digests(short) == Digests()
     followed = digests([*short, message("assistant", "hello"), message("user")])
@@ -98,7 +98,7 @@ def test_plain_prompts_are_known_by_their_session_alone(prompt: Any) -> None:
     assert one != digests(prompt, session_id="t")
 
 
-def test_a_resumable_request_is_known_by_itself_last() -> None:
+def test_the_digest_of_a_resumable_request_is_last() -> None:
     request = build_request("x", None, card=CARD, options=RequestOptions(session_id="s"))
     (session,) = conversation_digests(request).own
     request.resumable = True
@@ -108,7 +108,7 @@ def test_a_resumable_request_is_known_by_itself_last() -> None:
     assert conversation_digests(request).own[-1] != last
 
 
-def test_a_session_of_messages_is_looked_for_last() -> None:
+def test_the_session_is_looked_up_last() -> None:
     alone, of_session = digests(conversation(3)), digests(conversation(3), session_id="s")
     session = digests("x", session_id="s").own[0]
     assert of_session.wanted == (*alone.wanted, session)

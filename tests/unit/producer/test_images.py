@@ -60,7 +60,7 @@ def test_parts_of_messages_leave_their_places() -> None:
     assert parts[2]["image"] is PIXELS
 
 
-def test_the_payload_has_digests_and_the_bytes_lie_beside_it() -> None:
+def test_the_payload_has_digests_and_bytes_are_stored_separately() -> None:
     request = build_request({"prompt": "hi", "multi_modal_data": {"image": [file(), file()]}}, None, card=CARD)
     entry = Outgoing(request, {}, 0).entry(result_ttl_ms=1, fail_fast=False, max_payload_bytes=1 << 20)
     assert entry.images == (ImageInput.of(file()),) * 2
@@ -74,7 +74,7 @@ def decoded(payload: bytes) -> EngineCoreRequest:
     return msgspec.msgpack.decode(payload, type=EngineCoreRequest)
 
 
-def test_prompts_with_images_are_told_from_messages() -> None:
+def test_prompts_with_images_are_distinguished_from_messages() -> None:
     beside = {"prompt": "hi", "multi_modal_data": {"image": file()}}
     assert as_prompts(beside) == [beside]
     assert as_prompts([beside, beside]) == [beside, beside]
@@ -112,7 +112,7 @@ def test_prompts_with_images_are_told_from_messages() -> None:
         ([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}], "file_id is not supported"),
     ],
 )
-def test_what_is_no_image_is_refused_in_words(prompt: Any, told: str) -> None:
+def test_invalid_images_are_refused_with_a_reason(prompt: Any, told: str) -> None:
     with pytest.raises(PenstockError, match=told):
         split_prompt(prompt)
 
@@ -136,7 +136,7 @@ def test_together_they_have_a_bound() -> None:
     assert len(images) == 4
 
 
-def test_no_more_are_sent_than_the_model_takes() -> None:
+def test_too_many_images_are_refused() -> None:
     prompt = {"prompt": "<image>", "multi_modal_data": {"image": [file()] * 3}}
     for card in (CARD, ModelCard(model="m", max_images=3)):
         assert len(build_request(prompt, None, card=card).images or []) == 3

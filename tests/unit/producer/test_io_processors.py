@@ -22,7 +22,7 @@ from ...io_processors import Broken, Nearest
 HERE = io_processors.__name__
 
 
-def test_they_are_named_or_given_and_found_by_their_names() -> None:
+def test_processors_are_named_or_passed_and_looked_up_by_name() -> None:
     found = IOProcessors([f"{HERE}:Nearest", Broken()])
     assert (found.find("nearest").name, found.find("broken").name) == ("nearest", "broken")
     assert IOProcessors([Broken()]).find(None).name == "broken"
@@ -64,12 +64,12 @@ def test_one_that_cannot_be_had_is_an_error_of_the_start(given: Any, said: str) 
             start(given)
 
 
-def test_a_gateway_says_it_before_it_serves() -> None:
+def test_a_gateway_reports_wrong_processors_before_it_serves() -> None:
     with pytest.raises(errors.ConfigurationError, match="--io-processor 'nowhere' is no entry point"):
         build_app(GatewaySettings(redis_url="redis://localhost", io_processors=("nowhere",)))
 
 
-async def test_what_waits_in_one_stops_nobody_else() -> None:
+async def test_a_waiting_processor_does_not_block_others() -> None:
     inside, go = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -98,7 +98,7 @@ async def test_what_waits_in_one_stops_nobody_else() -> None:
         ({"how": "pre:returns", "what": 5}, errors.RequestFailedError, "returned 5 from pre_process"),
     ],
 )
-async def test_what_it_does_wrong_with_data_is_that_requests_error(how: Any, kind: Any, said: str) -> None:
+async def test_an_error_with_data_is_the_requests_error(how: Any, kind: Any, said: str) -> None:
     broken = IOProcessors([Broken()]).find(None)
     with pytest.raises(kind, match=said) as caught:
         await broken.prompts(how, "id")
@@ -109,7 +109,7 @@ async def test_what_it_does_wrong_with_data_is_that_requests_error(how: Any, kin
     assert await broken.prompts({"how": ""}, "id") == ["four"]
 
 
-async def test_what_it_does_wrong_with_results_is_its_own_failure() -> None:
+async def test_an_error_with_results_is_the_processors_failure() -> None:
     broken = IOProcessors([Broken()]).find(None)
     for how in ("value", "key"):
         await broken.prompts({"how": f"post:{how}"}, "id")

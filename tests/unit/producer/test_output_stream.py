@@ -104,7 +104,7 @@ def test_a_stream_that_is_left_without_an_end_is_no_result() -> None:
             collected(kind, 2, [ended])
 
 
-def test_ends_of_segments_are_told() -> None:
+def test_ends_of_segments_are_delivered() -> None:
     ends = [SegmentEnd(0, 1, FinishReason.STOP), SegmentEnd(1, 2, FinishReason.LENGTH)]
     deltas = [Delta(index=i, token_ids=[i], segment_ends=[end]) for i, end in enumerate(ends)]
     deltas.append(Delta(index=2, finish_reason=FinishReason.STOP))

@@ -18,7 +18,7 @@ def public(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
-def test_what_the_client_does_the_facade_does_blocking() -> None:
+def test_the_blocking_client_has_all_methods_of_the_client() -> None:
     coroutines = {name for name in public(Client) if inspect.iscoroutinefunction(getattr(Client, name))}
     assert coroutines - public(LLM) == ASYNCHRONOUS_ALONE
     properties = {name for name in public(Client) if isinstance(inspect.getattr_static(Client, name), property)}
@@ -26,7 +26,7 @@ def test_what_the_client_does_the_facade_does_blocking() -> None:
     assert inspect.signature(LLM.sleep) == inspect.signature(Client.sleep)
 
 
-def test_the_table_of_the_guide_names_what_there_is() -> None:
+def test_the_guides_table_lists_existing_methods() -> None:
     rows = [line.split("|")[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     kinds = {"client": Client, "llm": LLM, "handle": RequestHandle}
     named = [pair for row in rows for pair in re.findall(r"`(client|llm|handle)\.(\w+)", row[1])]

@@ -95,7 +95,7 @@ def live(rng: random.Random) -> Reader:
 
 
 @pytest.mark.parametrize("first_seed", range(0, 600, 100))
-def test_each_token_and_character_is_told_once(first_seed: int) -> None:
+def test_each_token_and_character_is_delivered_once(first_seed: int) -> None:
     num_cut_texts = 0
     for seed in range(first_seed, first_seed + 100):
         reader = live(random.Random(seed))

@@ -56,7 +56,7 @@ def test_both_vocabularies_mean_the_same(kwargs: Any, meant: Tokenization | None
         ({"add_special_tokens": 1}, "add_special_tokens must be True or False"),
     ],
 )
-def test_what_is_wrong_is_named(kwargs: Any, said: str) -> None:
+def test_unsupported_arguments_are_named(kwargs: Any, said: str) -> None:
     with pytest.raises(errors.ValidationError, match=said):
         tokenization_of(RequestOptions(tokenization_kwargs=kwargs))
 
@@ -69,7 +69,7 @@ def test_what_is_wrong_is_named(kwargs: Any, said: str) -> None:
         (SamplingParams(truncate_prompt_tokens=-1, max_tokens=20), None, "no token of the prompt is left"),
     ],
 )
-def test_the_client_refuses_what_the_model_cannot_take(params: SamplingParams, kwargs: Any, said: str) -> None:
+def test_the_client_refuses_unsupported_tokenization(params: SamplingParams, kwargs: Any, said: str) -> None:
     with pytest.raises(errors.ValidationError, match=said):
         build_request([1], params, card=CARD, options=RequestOptions(tokenization_kwargs=kwargs))
 

@@ -154,7 +154,7 @@ def arguments(node: Function) -> set[str]:
     return {argument.arg for argument in every}
 
 
-def test_args_sections_name_what_there_is() -> None:
+def test_args_sections_name_existing_arguments() -> None:
     stale = [
         f"{path.relative_to(ROOT)}:{line} {name}: {argument}"
         for part in PARTS

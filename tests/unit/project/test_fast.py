@@ -24,7 +24,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_is_left_out_is_there() -> None:
+def test_excluded_tests_exist() -> None:
     assert [name for name in NEED_TORCH + SLOW if not (TESTS / name).exists()] == []
 
 

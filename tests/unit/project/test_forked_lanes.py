@@ -45,7 +45,7 @@ def test_a_program_of_a_run_with_lanes_has_its_imports(tmp_path: Path, warm_pyth
 
 
 @pytest.mark.parametrize("ending", ["status", "words", "none", "raise"])
-def test_a_program_gets_and_gives_what_it_would(tmp_path: Path, warm_python: str, ending: str) -> None:
+def test_a_forked_program_has_the_same_input_and_output(tmp_path: Path, warm_python: str, ending: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 
@@ -85,14 +85,14 @@ def test_a_signal_reaches_the_program(tmp_path: Path, warm_python: str, how: str
     assert process.wait() == status
 
 
-def test_who_kills_it_kills_the_program(tmp_path: Path, warm_python: str) -> None:
+def test_killing_the_proxy_kills_the_program(tmp_path: Path, warm_python: str) -> None:
     process, program = start_waiting(tmp_path, warm_python, "heeds")
     process.kill()
     process.wait()
     await_end(program)
 
 
-def test_who_is_killed_before_it_reads_of_the_program_kills_it_too(tmp_path: Path) -> None:
+def test_a_proxy_killed_early_kills_the_program_too(tmp_path: Path) -> None:
     if WARM_PYTHON_VARIABLE not in os.environ:
         pytest.skip("programs are started in a run without lanes")
     path = tmp_path / "program.py"
@@ -109,7 +109,7 @@ def test_who_is_killed_before_it_reads_of_the_program_kills_it_too(tmp_path: Pat
     await_end(program)
 
 
-def test_a_warm_program_is_the_process_that_its_test_sees(tmp_path: Path) -> None:
+def test_a_warm_program_is_the_process_that_its_test_started(tmp_path: Path) -> None:
     if WARM_PYTHON_VARIABLE not in os.environ:
         pytest.skip("programs are started in a run without lanes")
     path = tmp_path / "program.py"

@@ -38,7 +38,7 @@ def test_processes_stand_still_and_run_again(capsys: pytest.CaptureFixture[str])
 
 
 @needs_groups
-def test_who_is_born_where_others_stand_still_is_let_go(tmp_path: Path) -> None:
+def test_a_process_born_into_a_frozen_group_is_released(tmp_path: Path) -> None:
     place = hierarchy()
     assert place is not None
     groups = freezer.Freezer(place / f"penstock-{tmp_path.name}", seed=0)
@@ -53,7 +53,7 @@ def test_who_is_born_where_others_stand_still_is_let_go(tmp_path: Path) -> None:
         groups.close()
 
 
-def test_without_a_place_for_groups_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cgroups_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(freezer, "hierarchy", lambda: None)
     with pytest.raises(SystemExit, match="run this as root"):
         freezer.run(["true"], seed=0)

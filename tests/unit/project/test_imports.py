@@ -113,7 +113,7 @@ def room_of(parts: Sequence[str], known: set[str]) -> str:
     return next(room for n in range(len(parts), 0, -1) if (room := "/".join(parts[:n])) in known)
 
 
-def test_every_folder_imports_what_its_row_allows() -> None:
+def test_every_folder_imports_only_its_row() -> None:
     table = rooms()
     folders = {path.parent for part in PARTS for path in (ROOT / part).rglob("__init__.py")}
     names = {str(folder.relative_to(ROOT)) for folder in folders}

@@ -7,7 +7,7 @@ import pytest
 from ...lanes import LONGEST, TESTS, arrange, in_turns, place
 
 
-def test_what_comes_first_is_there() -> None:
+def test_tests_that_run_first_exist() -> None:
     assert [name for name in LONGEST if not (TESTS / name).is_file()] == []
 
 
@@ -27,7 +27,7 @@ def test_nothing_is_lost_and_a_group_stays_together(request: pytest.FixtureReque
     assert len(changes) == len(set(changes))
 
 
-def test_what_computes_lies_among_what_waits() -> None:
+def test_computing_tests_are_spread_among_waiting_ones() -> None:
     files = ["faults/test_chaos.py", "unit/a.py", *[f"kernels/{n}.py" for n in "ab"], *[f"e2e/{n}.py" for n in "abcd"]]
     assert in_turns({name: place(TESTS / name) for name in files}) == [
         "faults/test_chaos.py",

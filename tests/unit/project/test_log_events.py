@@ -126,7 +126,7 @@ def test_the_guide_has_every_event_and_no_other() -> None:
     assert documented().keys() ^ logged().keys() == set()
 
 
-def test_the_guide_says_what_an_event_carries() -> None:
+def test_the_guide_lists_the_fields_of_events() -> None:
     for name, (levels, fields, meaning, advice) in documented().items():
         event = logged()[name]
         assert levels == event.levels, name

@@ -38,7 +38,7 @@ PROGRAMS = (
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_what_people_import_is_there(module: str) -> None:
+def test_public_imports_exist(module: str) -> None:
     if module == "penstock.producer.jobs":
         pytest.importorskip("arq")
     found = importlib.import_module(module)
@@ -46,7 +46,7 @@ def test_what_people_import_is_there(module: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_people_run_is_there(name: str) -> None:
+def test_public_programs_exist(name: str) -> None:
     """By its file: some need torch to be imported."""
     path = ROOT.joinpath(*name.split(".")[1:])
     program = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")

@@ -112,7 +112,7 @@ def test_logits_processors_are_chosen_as_in_a_chat() -> None:
         assert (caught.value.status, str(caught.value.param)[:10]) == (400, "vllm_xargs")
 
 
-def test_what_was_said_is_given_back() -> None:
+def test_earlier_items_are_returned() -> None:
     said = {
         "instructions": "be brief",
         "metadata": {"k": "v"},
@@ -131,7 +131,7 @@ def test_what_was_said_is_given_back() -> None:
     assert (response["store"], response["top_p"], response["truncation"]) == (True, 1.0, "disabled")
 
 
-def test_the_record_says_the_same_after_it_was_kept() -> None:
+def test_a_stored_record_is_unchanged() -> None:
     json_text = {"format": {"type": "json_object"}}
     record = prepare(tools=[WEATHER], tool_choice="none", text=json_text, input=[CALL, RESULT]).record
     kept = msgspec.json.decode(msgspec.json.encode(record), type=StoredResponse)
@@ -185,7 +185,7 @@ def test_the_record_says_the_same_after_it_was_kept() -> None:
         ({"surprise": 1}, "surprise", "not supported"),
     ],
 )
-def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, says: str) -> None:
+def test_wrong_fields_are_named(fields: dict[str, Any], param: str, says: str) -> None:
     with pytest.raises(OpenAIError) as caught:
         prepare(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)

@@ -122,7 +122,7 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(ends)]
 
 
-def test_the_first_delta_says_whether_the_text_begins_with_a_thought() -> None:
+def test_the_first_delta_reports_whether_the_text_begins_in_reasoning() -> None:
     begun, *rest = deltas_of(["hm", "<six"])
     _, response = transcribe([msgspec.structs.replace(begun, begins_in_reasoning=True), *rest])
     assert [type(item).__name__ for item in response.output] == ["Reasoning", "Message"]
@@ -130,7 +130,7 @@ def test_the_first_delta_says_whether_the_text_begins_with_a_thought() -> None:
     assert [type(item).__name__ for item in response.output] == ["Message"]
 
 
-def test_every_event_comes_in_openais_order_and_form() -> None:
+def test_every_event_has_openais_order_and_form() -> None:
     events, _ = transcribe(deltas_of(["?hm<si", "x.", "(a", "b)"]))
     types = [event["type"].removeprefix("response.") for event in told(events)]
     assert types == [
@@ -164,7 +164,7 @@ def test_the_last_event_has_the_whole_response() -> None:
 
 
 @given(places=st.lists(st.integers(0, 60)), after=st.integers(-1, 80), other=st.lists(st.integers(0, 60)))
-def test_numbers_do_not_depend_on_the_cut_and_any_reader_goes_on_exactly(
+def test_numbers_do_not_depend_on_the_cut_and_any_reader_resumes_exactly(
     places: list[int], after: int, other: list[int]
 ) -> None:
     whole, response = transcribe(deltas_of([TEXT]))
@@ -233,7 +233,7 @@ def test_an_error_in_the_log_is_the_end() -> None:
     assert response.error.code == "invalid_prompt"
 
 
-def test_log_probabilities_come_with_the_text_of_their_tokens() -> None:
+def test_log_probabilities_arrive_with_the_text_of_their_tokens() -> None:
     def token(text: str) -> TokenLogprobs:
         return TokenLogprobs(1, -0.5, 1, [(1, -0.5)], [text.encode(), text.encode()])
 

@@ -16,7 +16,7 @@ from penstock.worker.serving.core.death import cause_of_exit, cause_of_stall
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-def test_a_signal_that_somebody_sent_comes_from_outside(number: signal.Signals) -> None:
+def test_a_signal_sent_by_another_process_is_an_outside_cause(number: signal.Signals) -> None:
     cause = cause_of_exit(-number, num_oom_kills=0)
     assert cause == (f"the engine core was killed by {number.name}", True)
 
@@ -40,7 +40,7 @@ def test_an_exit_is_its_own_and_named_after_the_exception() -> None:
     assert cause_of_exit(1, trace=trace) == ("the engine core died of RuntimeError: boom", False)
 
 
-def test_a_rank_that_somebody_killed_is_no_request_s_fault() -> None:
+def test_a_rank_killed_from_outside_is_no_request_s_fault() -> None:
     killed = "Traceback …\npenstock.worker.engine.ranks.team.RankKilledError: rank 1 (process 7) was killed by SIGKILL"
     words = "rank 1 (process 7) was killed by SIGKILL"
     assert cause_of_exit(1, trace=killed) == (f"the engine lost a rank: {words}", True)
@@ -49,7 +49,7 @@ def test_a_rank_that_somebody_killed_is_no_request_s_fault() -> None:
     assert cause_of_exit(1, trace=failed) == ("the engine lost a rank: rank 1 failed: RuntimeError: boom", False)
 
 
-def test_a_stall_whose_rank_was_stopped_comes_from_outside() -> None:
+def test_a_stall_of_a_stopped_rank_is_an_outside_cause() -> None:
     sleeper = subprocess.Popen(["sleep", "100"])
     try:
         assert not cause_of_stall("it made no step", os.getpid()).is_external
@@ -63,7 +63,7 @@ def test_a_stall_whose_rank_was_stopped_comes_from_outside() -> None:
     assert cause == (f"it made no step: its rank of process id {sleeper.pid} was stopped by a signal", True)
 
 
-def test_a_core_that_does_not_exit_is_killed_for_that_or_for_what_it_said() -> None:
+def test_a_core_that_does_not_exit_is_killed_for_that_or_for_its_reported_error() -> None:
     assert cause_of_exit(None) == ("the engine core closed its channel and did not exit", False)
     assert cause_of_exit(None, trace="...\nRuntimeError: boom").reason == "the engine core died of RuntimeError: boom"
 
@@ -89,7 +89,7 @@ def test_kills_are_counted_in_the_own_group_before_the_host(tmp_path: Path, monk
     assert host.num_oom_kills() == 2
 
 
-def test_a_core_whose_group_broke_is_not_to_blame() -> None:
+def test_a_core_of_a_broken_group_is_not_blamed() -> None:
     trace = "Traceback\npenstock.shared.deployment.groups.errors.GroupBrokenError: a rank of the group is gone"
     cause = cause_of_exit(GROUP_BROKEN, trace=trace)
     assert cause.is_external

@@ -39,7 +39,7 @@ def generation() -> Generation:
     return Generation(Segment(request, []), codec, Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1))
 
 
-def test_cached_tokens_are_told_with_the_end(generation: Generation) -> None:
+def test_cached_tokens_are_reported_with_the_end(generation: Generation) -> None:
     generation.absorb(EngineCoreOutput("r", [5], num_cached_tokens=16))
     first = generation.pop_delta()
     assert first is not None
@@ -62,7 +62,7 @@ def test_a_deadline_forgets_none(generation: Generation) -> None:
     assert generation.cut_off(FinishReason.EXPIRED).usage == Usage(20, 1, 16)
 
 
-def test_the_first_delta_of_an_engine_tells_its_weights_and_no_other() -> None:
+def test_only_the_first_delta_of_an_engine_has_its_weights_version() -> None:
     """Also of one that goes on with what another has begun; what says both then has the last."""
     request = EngineCoreRequest(
         request_id="r",
@@ -123,9 +123,7 @@ def test_the_text_is_that_of_the_whole_however_it_is_gathered(codec: TextCodec, 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text("ab déj日🙂", max_size=16), data=st.data())
-def test_who_goes_on_tells_the_rest_of_the_text_however_it_was_written(
-    codec: TextCodec, text: str, data: st.DataObject
-) -> None:
+def test_resumed_engine_sends_only_the_missing_text(codec: TextCodec, text: str, data: st.DataObject) -> None:
     """Deltas are merged while a call to Redis is under way, and the first engine dies after any of them."""
     stop = data.draw(st.sampled_from([None, ["d x"], ["日本"], ["🙂🙂🙂"]]))
     token_ids = codec.encode(text + "x")
@@ -178,7 +176,7 @@ STOPS = st.sampled_from([None, ["b"], ["a d"], ["日"], ["éj", "ab"], ["🙂�
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text("ab déj日🙂", max_size=24), stop=STOPS, include=st.booleans(), data=st.data())
-def test_several_tokens_of_a_step_are_told_as_if_they_came_one_by_one(
+def test_several_tokens_of_a_step_are_delivered_like_single_ones(
     codec: TextCodec, text: str, stop: list[str] | None, include: bool, data: st.DataObject
 ) -> None:
     """A stop string may begin in one step and end in the middle of another's tokens: what follows it is not told."""
@@ -220,7 +218,7 @@ def test_several_tokens_of_a_step_are_told_as_if_they_came_one_by_one(
     assert (found.error is None) == (found.finish_reason is not FinishReason.ERROR)
 
 
-def test_what_follows_a_stop_string_in_a_step_is_dropped_without_trace(codec: TextCodec) -> None:
+def test_tokens_after_a_stop_string_in_a_step_are_dropped(codec: TextCodec) -> None:
     """Beginning in one step, ending in the next, which was the last that the core had for it."""
     token_ids = [codec.encode(letter)[-1] for letter in "xxabxx"]
     params = SamplingParams(max_tokens=99, seed=1, stop=["ab"])
@@ -251,7 +249,7 @@ def test_a_prompt_is_counted_once_with_its_first_token(generation: Generation) -
     assert generation.pop_prompt_counts() == (0, 0)
 
 
-def test_a_resumed_request_and_a_later_segment_count_what_nobody_has_counted() -> None:
+def test_resumed_requests_and_later_segments_count_only_uncounted_tokens() -> None:
     params = SamplingParams(max_tokens=9, detokenize=False)
     request = EngineCoreRequest(request_id="r", prompt_token_ids=[1] * 20, sampling_params=params, epoch=1)
     claim, codec = Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1), cast(Any, None)
@@ -312,20 +310,20 @@ def test_a_text_begins_with_the_space_that_follows_its_prompt(spaced_codec: Text
 
 
 @pytest.mark.parametrize("num_logged", range(1, 5))
-def test_who_goes_on_tells_the_same_text_after_a_prompt(spaced_codec: TextCodec, num_logged: int) -> None:
+def test_resumed_engine_sends_the_same_text_after_a_prompt(spaced_codec: TextCodec, num_logged: int) -> None:
     params, output = SamplingParams(max_tokens=9), [7, 10, 4, 3]
     logged = tell_text(spaced_codec, CAPITAL, output, [], params)[:num_logged]
     rest = tell_text(spaced_codec, CAPITAL, output, logged, params)
     assert "".join(delta.text for delta in logged + rest) == " Paris. the "
 
 
-def test_a_log_of_a_release_that_left_out_the_space_is_gone_on_with(spaced_codec: TextCodec) -> None:
+def test_a_log_of_a_release_that_dropped_the_space_is_continued(spaced_codec: TextCodec) -> None:
     logged = [Delta(token_ids=[7], text="Paris", stats=RequestStats()), Delta(index=1, token_ids=[10], text=".")]
     rest = tell_text(spaced_codec, CAPITAL, [7, 10, 4, 5], logged, SamplingParams(max_tokens=9))
     assert "".join(delta.text for delta in rest) == " the capital"
 
 
-def test_the_first_delta_says_whether_the_prompt_of_a_chat_ends_in_thinking(demo_model: Path) -> None:
+def test_the_first_delta_reports_whether_the_prompt_ends_in_thinking(demo_model: Path) -> None:
     template = ChatTemplate("{{ messages[0].content }}{{ '<think>' if thinking else '</think>' }}", {})
     codec = TextCodec(Tokenizer.from_file(str(demo_model / "tokenizer.json")), template)
     messages = [{"role": "user", "content": "hi"}]

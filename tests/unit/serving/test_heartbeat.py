@@ -39,14 +39,14 @@ async def beat(heartbeat: Heartbeat, recorder: Recorder) -> EngineHeartbeat:
     return recorder.beats.pop()
 
 
-async def test_without_a_core_it_tells_what_was_set() -> None:
+async def test_without_a_core_the_heartbeat_has_the_configuration() -> None:
     recorder = Recorder()
     heartbeat = Heartbeat(CONFIG, recorder)
     heartbeat.state = EngineState.DRAINING
     assert (await beat(heartbeat, recorder)).state == EngineState.DRAINING
 
 
-async def test_the_core_s_progress_tells_more() -> None:
+async def test_the_heartbeat_includes_the_core_s_progress() -> None:
     recorder = Recorder()
     heartbeat = Heartbeat(CONFIG, recorder)
     reader = ProgressReader()

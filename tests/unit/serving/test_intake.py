@@ -66,7 +66,7 @@ async def prepared(intake: Intake, params: SamplingParams, **prompt: Any) -> Eng
         ("none", "penstock", {"prompt": "a b"}, {"enable_in_reasoning": False}, True),
     ],
 )
-async def test_a_grammar_waits_where_there_is_thinking_before_it(
+async def test_a_grammar_starts_after_the_thinking(
     tokenizer: Tokenizer, parser: str, engine: str, prompt: dict[str, Any], params: dict[str, Any], waits: bool | None
 ) -> None:
     template = ChatTemplate("{{ messages[0].content }} {# <think></think> #}", {})
@@ -87,7 +87,7 @@ async def test_an_adapter_needs_an_engine_that_serves_them(tokenizer: Tokenizer)
         await prepared(intake, SamplingParams(), prompt="a b", lora_request=adapter)
 
 
-async def test_the_adapter_of_a_request_comes_to_the_core_as_it_was_enqueued(tokenizer: Tokenizer) -> None:
+async def test_the_core_gets_the_adapter_as_it_was_enqueued(tokenizer: Tokenizer) -> None:
     intake = Intake(TextCodec(tokenizer, None), msgspec.structs.replace(ready(), lora=LoraSetup(max_loras=1)))
     adapter = LoRARequest("cats", 1, "/cats", digest="c" * 64)
     assert (await prepared(intake, SamplingParams(), prompt="a b", lora_request=adapter)).lora_request == adapter

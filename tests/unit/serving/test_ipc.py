@@ -14,7 +14,7 @@ from penstock.worker.processes.ipc import WorkerChannel
 
 
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_channel_that_was_given_up_while_it_opened_drops_what_is_sent(
+def test_a_channel_closed_while_opening_drops_its_messages(
     make_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     """As a worker process's is that is told to stop while it starts its core. The core sees the end."""

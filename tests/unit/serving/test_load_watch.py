@@ -90,7 +90,7 @@ def test_the_polling_of_a_library_is_no_progress(core: Core) -> None:
     assert any(findings)
 
 
-def test_time_before_there_is_a_core_and_in_which_nobody_looked_does_not_count(core: Core) -> None:
+def test_time_without_a_core_or_without_checks_does_not_count(core: Core) -> None:
     core.seen = None
     assert core.pass_time(10 * TIMEOUT_S) is None
     core.seen = Activity()

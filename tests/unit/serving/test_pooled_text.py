@@ -46,7 +46,7 @@ async def test_a_text_begins_with_the_prompt_that_is_named_or_the_models_own(cod
 
 
 @pytest.mark.parametrize("num_words", [1, 3000])
-async def test_the_second_text_of_a_pair_is_told_apart(codec: TextCodec, num_words: int) -> None:
+async def test_the_second_text_of_a_pair_has_another_type(codec: TextCodec, num_words: int) -> None:
     pair = request("a " * num_words, "b")
     await PooledText(codec, None, TextThread("text")).complete(pair)
     assert pair.prompt_token_ids == [0, *[2] * num_words, 1, 3, 1]

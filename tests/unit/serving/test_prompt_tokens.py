@@ -66,7 +66,7 @@ def text(token_ids: list[int]) -> str:
         (9, "left", 100, LONG[-9:]),
     ],
 )
-async def test_the_last_tokens_are_kept_in_whatever_form_they_come(
+async def test_the_last_tokens_are_kept_in_any_form_of_prompt(
     intake: Intake, prompt: Any, num_tokens: int, side: str | None, max_tokens: int | None, kept: list[int]
 ) -> None:
     params = SamplingParams(max_tokens=max_tokens, truncate_prompt_tokens=num_tokens)
@@ -101,7 +101,9 @@ async def test_a_prompt_that_is_pooled_may_fill_the_model(intake: Intake) -> Non
         ),
     ],
 )
-async def test_what_cannot_be_cut_is_refused(intake: Intake, fields: Any, error: type[Exception], said: str) -> None:
+async def test_prompts_that_cannot_be_truncated_are_refused(
+    intake: Intake, fields: Any, error: type[Exception], said: str
+) -> None:
     params = SamplingParams(truncate_prompt_tokens=fields.pop("truncate"), max_tokens=fields.pop("max_tokens", 4))
     with pytest.raises(error, match=said):
         await prepared(intake, sampling_params=params, **fields)

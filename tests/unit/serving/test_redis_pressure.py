@@ -37,7 +37,7 @@ def test_nothing_waits_while_redis_has_time_to_spare() -> None:
     assert Readings().after(0.1, 0.7, 0.4) == 0.0
 
 
-def test_output_waits_longer_at_each_look_at_which_it_has_none_up_to_a_bound() -> None:
+def test_each_idle_check_lengthens_the_pause_up_to_a_limit() -> None:
     readings = Readings()
     assert readings.after(0.9) == FIRST_PAUSE_S
     assert readings.after(0.9) == 2 * FIRST_PAUSE_S
@@ -51,14 +51,14 @@ def test_between_the_marks_it_stays_and_below_it_goes_back_to_nothing() -> None:
     assert readings.after(0.3, 0.3) == 0.0
 
 
-def test_a_server_that_was_started_anew_says_nothing() -> None:
+def test_a_restarted_server_gives_no_reading() -> None:
     readings = Readings()
     readings.after(0.9)
     readings.restart()
     assert readings.pressure.pause_s == FIRST_PAUSE_S
 
 
-async def test_who_writes_nothing_asks_nothing_once_no_pause_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_writer_stops_polling_when_no_pause_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.worker.serving.redis_pressure.CHECK_EVERY_S", 0.0)
     checks: asyncio.Queue[float | None] = asyncio.Queue()
     at_s = itertools.count(100.0)
@@ -99,10 +99,10 @@ async def test_who_writes_nothing_asks_nothing_once_no_pause_is_left(monkeypatch
         ),
     ],
 )
-def test_the_thread_that_runs_commands_counts_where_it_is_told(info: str, expected: float) -> None:
+def test_the_command_thread_counts_where_it_is_reported(info: str, expected: float) -> None:
     assert cpu_seconds(info) == expected
 
 
-def test_what_tells_no_times_is_an_error() -> None:
+def test_a_reply_without_times_is_an_error() -> None:
     with pytest.raises(ResponseError, match="used_cpu"):
         cpu_seconds("# CPU\r\n")

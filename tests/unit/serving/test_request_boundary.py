@@ -216,7 +216,7 @@ def test_an_end_of_a_prompt_that_cannot_be_read_ends_the_request(kind: type[Base
 
 
 @every_exception
-def test_a_deadline_ends_a_request_whose_text_cannot_be_read(
+def test_a_deadline_ends_a_request_with_unreadable_text(
     kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation = generation_of(TextCodec(make_tokenizer(), None), SamplingParams(max_tokens=9))

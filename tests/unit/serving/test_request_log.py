@@ -19,7 +19,7 @@ PROMPT = [11, 12, 13]
 
 
 @pytest.mark.parametrize("logs_prompts", [False, True])
-def test_contents_are_logged_only_if_asked_for(logs_prompts: bool) -> None:
+def test_contents_are_logged_only_on_request(logs_prompts: bool) -> None:
     params = SamplingParams(temperature=0.5, max_tokens=3, seed=7, detokenize=False, bad_words=["secret"])
     request = EngineCoreRequest(request_id="r", prompt_token_ids=PROMPT, sampling_params=params, epoch=1)
     claim = Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)

@@ -76,14 +76,14 @@ def test_an_idle_core_does_not_stall(core: Core) -> None:
     assert not core.watch.is_stalling
 
 
-def test_the_time_of_an_idle_core_does_not_count_when_work_comes(core: Core) -> None:
+def test_idle_time_does_not_count_when_work_arrives(core: Core) -> None:
     core.pass_time(1000)
     core.num_messages_sent = 1
     assert core.pass_time(TIMEOUT_S - 1) is None
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.COMPILING])
-def test_loading_and_compiling_take_as_long_as_they_take(core: Core, phase: Phase) -> None:
+def test_loading_and_compiling_have_no_time_limit(core: Core, phase: Phase) -> None:
     core.set(phase=phase, num_unfinished_reqs=2)
     core.num_messages_sent = 5
     assert core.pass_time(1000) is None

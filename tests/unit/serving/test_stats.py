@@ -101,7 +101,7 @@ def test_an_engine_adds_up_its_steps_and_requests() -> None:
     assert stats.latency_s.count == 2
 
 
-def test_tokens_that_come_at_once_have_no_time_between_them() -> None:
+def test_tokens_of_one_step_have_no_time_between_them() -> None:
     meter = EngineMeter()
     meter.count_tokens(8, [0.02, 0.02, 0.03], num_at_once=5)
     found = meter.stats.inter_token_latency_s
@@ -116,7 +116,7 @@ def test_stats_survive_the_merging_of_deltas() -> None:
     assert start.followed_by(middle).followed_by(end).stats == later
 
 
-def test_ours_count_where_a_board_of_vllms_looks() -> None:
+def test_our_metrics_fill_the_buckets_of_vllms_boards() -> None:
     """A query of one bucket (le="0.5") finds it, and a small model's few milliseconds are told apart."""
     vllms = {
         "time_to_first_token_s": "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 "

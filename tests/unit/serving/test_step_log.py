@@ -12,7 +12,7 @@ def outputs(at_s: float, num_running: int, step_s: float = 0.5) -> EngineCoreOut
     return EngineCoreOutputs([], stats, at_s, StepStats(num_reqs=1, execute_time_s=step_s))
 
 
-def test_a_step_takes_what_lies_before_it_unless_there_was_nothing_to_do(tmp_path: Path) -> None:
+def test_a_steps_time_includes_the_gap_before_it_unless_idle(tmp_path: Path) -> None:
     log = StepLog(str(tmp_path / "new"), "e0")
     for at_s, num_running in ((10.0, 1), (10.75, 1), (11.5, 0), (20.0, 1)):
         log.record(outputs(at_s, num_running))
@@ -24,7 +24,7 @@ def test_a_step_takes_what_lies_before_it_unless_there_was_nothing_to_do(tmp_pat
     assert [step.ended_s for step in steps] == [10.0, 10.75, 11.5, 20.0, 30.0]
 
 
-def test_steps_are_written_as_they_come_and_a_disk_that_fails_ends_the_log(tmp_path: Path) -> None:
+def test_steps_are_written_immediately_and_a_failing_disk_ends_the_log(tmp_path: Path) -> None:
     log, file = StepLog(str(tmp_path), "e0"), tmp_path / "e0.steps.jsonl"
     for number in range(STEPS_PER_WRITE + 1):
         log.record(outputs(number, 1))

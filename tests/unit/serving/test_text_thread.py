@@ -85,7 +85,7 @@ async def prepare(intake: Intake, **fields: Any) -> EngineCoreRequest:
     ],
     ids=["prompt", "cut", "template", "chat", "pair", "prediction", "bad-words"],
 )
-async def test_the_loop_goes_on_while_a_long_text_is_prepared(
+async def test_the_loop_runs_while_a_long_text_is_prepared(
     codec: TextCodec, part: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     intake = Intake(codec, READY)
@@ -94,9 +94,7 @@ async def test_the_loop_goes_on_while_a_long_text_is_prepared(
     assert await prepare(intake, **fields) == expected
 
 
-async def test_the_loop_goes_on_while_a_long_chunk_is_prepared(
-    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_loop_runs_while_a_long_chunk_is_prepared(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
     intake = Intake(codec, READY)
     request = await prepare(intake, prompt="1", resumable=True)
     monkeypatch.setattr(codec, "encode_chunk", turning(codec.encode_chunk))
@@ -104,7 +102,7 @@ async def test_the_loop_goes_on_while_a_long_chunk_is_prepared(
     assert segment.number == 0
 
 
-async def test_the_loop_goes_on_while_a_call_works_on_long_text(
+async def test_the_loop_runs_while_a_call_works_on_long_text(
     codec: TextCodec, demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = TextCalls(demo_model, codec, 100, 400)
@@ -193,7 +191,7 @@ def test_no_text_has_fewer_tokens_than_its_bound(name: str, text: str) -> None:
         assert len(encode(tokenizer, one, add_special_tokens=False).ids) >= len(one) / max_chars
 
 
-def test_where_characters_may_be_dropped_there_is_no_bound() -> None:
+def test_tokenizers_that_drop_characters_have_no_bound() -> None:
     dropping = [
         byte_level(normalizers.Strip()),
         byte_level(normalizers.Replace(Regex(" +"), " ")),

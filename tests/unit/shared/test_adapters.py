@@ -53,7 +53,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path, missing: str, present: 
         adapter_digest(adapter)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(AdapterFileError, match=r"there is no folder .*nowhere.* on this host"):
         adapter_digest(tmp_path / "nowhere")
 

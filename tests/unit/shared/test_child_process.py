@@ -40,7 +40,7 @@ async def test_a_signal_to_one_that_has_just_ended_leaves_its_status(number: int
         child.send_signal(number)
 
 
-async def test_one_that_is_killed_says_so() -> None:
+async def test_a_killed_child_is_reported() -> None:
     child = await start_child(["sleep", "600"])
     child.send_signal(signal.SIGKILL)
     assert await child.wait() == -signal.SIGKILL

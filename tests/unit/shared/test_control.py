@@ -40,7 +40,7 @@ from penstock.worker.serving.calls.call_handler import UndecodableCall, decode_c
         (lambda: CollectiveRpc("a", -1.0), "timeout_s must be"),
     ],
 )
-def test_a_wrong_call_cannot_be_made(make: Any, message: str) -> None:
+def test_a_wrong_call_cannot_be_created(make: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         make()
 
@@ -56,7 +56,7 @@ def test_no_two_kinds_share_a_tag(union: Any) -> None:
     assert len(set(tags)) == len(tags) > 5
 
 
-def test_every_call_comes_back_as_it_was() -> None:
+def test_every_call_survives_a_round_trip() -> None:
     calls = [Sleep(level=2, mode="wait", drain_timeout_s=5), WakeUp(list(SLEEP_TAGS)), WakeUp()]
     calls += [SaveShardedState("/a", max_size=7), CollectiveRpc("m", 1.5, [1, "a", None], {"x": [2.5, b"y"]})]
     for call in calls:
@@ -64,7 +64,7 @@ def test_every_call_comes_back_as_it_was() -> None:
         assert decode_command(msgspec.msgpack.encode(command)) == command
 
 
-def test_what_a_later_version_appends_is_skipped() -> None:
+def test_fields_of_later_versions_are_skipped() -> None:
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(ControlReply(call_id="c", engine_id="e")))
     longer = msgspec.msgpack.encode([*fields, None, None, "new"][:6])
     assert msgspec.msgpack.decode(longer, type=ControlReply).engine_id == "e"
@@ -73,14 +73,14 @@ def test_what_a_later_version_appends_is_skipped() -> None:
 @pytest.mark.parametrize(
     ("call", "reason"), [(["nap", 1], "Invalid value 'nap'"), (["sleep", 3], "level must be 1 or 2, got 3"), (7, "")]
 )
-def test_a_call_that_cannot_be_read_says_at_least_which_it_is(call: Any, reason: str) -> None:
+def test_an_undecodable_call_still_has_its_id(call: Any, reason: str) -> None:
     command = decode_command(msgspec.msgpack.encode(["control", 2, "c7", call, 9]))
     assert isinstance(command, UndecodableCall)
     assert command.call_id == "c7"
     assert reason in command.reason
 
 
-def test_cancellations_come_on_the_same_channel() -> None:
+def test_cancellations_use_the_same_channel() -> None:
     assert decode_command(msgspec.msgpack.encode(CancelCommand("r"))) == CancelCommand("r")
     with pytest.raises(msgspec.ValidationError):
         decode_command(msgspec.msgpack.encode(["other", 1]))

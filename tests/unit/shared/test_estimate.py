@@ -65,7 +65,7 @@ def test_without_engines_or_rates_and_in_a_pause_nothing_is_known() -> None:
     assert Estimator(queue(BandState(band="a"), num_running=0)).tokens_per_s == 0.0
 
 
-def test_where_engines_have_room_nobody_waits() -> None:
+def test_requests_do_not_wait_while_engines_have_capacity() -> None:
     """Even if it is not known how fast they are."""
     assert Estimator(queue(band("a"), num_free=3.0)).band_s("a") == 0.0
     assert Estimator(queue(BandState(band="a", depth=3), num_free=3.0)).band_s("a") == 0.0
@@ -77,7 +77,7 @@ def test_engines_that_begin_and_end_count_at_once() -> None:
     assert [round(wait or 0) for wait in waits] == [40, 20, 10]
 
 
-def test_what_keeps_coming_above_takes_its_part() -> None:
+def test_continuing_arrivals_in_the_band_above_take_their_share() -> None:
     """Of 5 requests a second 4 are of the band above, for as long as the one below waits."""
     above = band("a", 10, entered=4.0)
     estimator = Estimator(queue(above, band("b", 20)))
@@ -87,7 +87,7 @@ def test_what_keeps_coming_above_takes_its_part() -> None:
     assert Estimator(queue(band("a", 10, entered=5.0), band("b", 20))).band_s("b") is None
 
 
-def test_aged_work_gets_what_strictness_leaves() -> None:
+def test_aged_requests_get_the_rest_that_strictness_leaves() -> None:
     """Above is more than can be served for ever; below has aged, and gets a tenth."""
     above = band("a", 1000, entered=10.0)
     state = queue(above, band("b", 20, age_s=100.0), ageing_s=30.0, strictness=0.9)
@@ -142,7 +142,7 @@ def test_quotas_hold_a_tenant_back(limits: Limits, wait_s: float) -> None:
     assert estimate == pytest.approx(wait_s, rel=0.05)
 
 
-def test_what_was_handed_back_comes_first() -> None:
+def test_requeued_requests_come_first() -> None:
     state = queue(band("a", 10), num_returned=5)
     estimator = Estimator(state)
     assert estimator.returned_s(0) == pytest.approx(0.2)

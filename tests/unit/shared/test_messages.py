@@ -28,7 +28,7 @@ deltas = st.builds(
 
 
 @given(deltas, deltas)
-def test_extending_a_delta_says_what_a_new_one_of_both_says(delta: Delta, later: Delta) -> None:
+def test_an_extended_delta_equals_a_new_one_of_both(delta: Delta, later: Delta) -> None:
     both, before = delta.followed_by(later), copy.deepcopy(later)
     delta.extend(later)
     assert delta == both

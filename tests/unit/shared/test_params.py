@@ -77,7 +77,7 @@ def test_fields_that_contradict_each_other_are_refused() -> None:
         {"extra_args": {"a": 1}},
     ],
 )
-def test_what_cannot_be_honoured_is_refused_and_not_ignored(values: dict[str, Any]) -> None:
+def test_unsupported_parameters_are_refused_and_not_ignored(values: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedParameterError, match=f"{next(iter(values))}=.* is not supported"):
         SamplingParams(**values).check_supported()
 
@@ -104,7 +104,7 @@ def test_a_pattern_that_cannot_be_is_refused(values: dict[str, Any], message: st
     ("values", "remedy"),
     [({"bad_words_token_ids": [[1]]}, "pass bad_words"), ({"think_token_ids": (1, 2)}, "pass thinking_token_budget")],
 )
-def test_a_caller_does_not_set_what_the_worker_finds_out(values: dict[str, Any], remedy: str) -> None:
+def test_a_caller_cannot_set_fields_of_the_worker(values: dict[str, Any], remedy: str) -> None:
     with pytest.raises(ValidationError, match=f"{next(iter(values))} is set by the worker; {remedy}"):
         SamplingParams(**values).check_from_caller()
     SamplingParams(bad_words=["x"], thinking_token_budget=3).check_from_caller()
@@ -124,7 +124,7 @@ def test_all_fields_survive_the_wire() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
-def test_stop_is_a_list_whichever_way_it_was_given() -> None:
+def test_stop_is_always_a_list() -> None:
     assert SamplingParams().stop_strings == []
     assert SamplingParams(stop="a").stop_strings == ["a"]
     assert SamplingParams(stop=["a", "b"]).stop_strings == ["a", "b"]

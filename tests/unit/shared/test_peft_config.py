@@ -19,7 +19,7 @@ def write(folder: Path, **fields: Any) -> Path:
     return folder
 
 
-def test_what_peft_writes_is_read(tmp_path: Path) -> None:
+def test_configs_written_by_peft_are_read(tmp_path: Path) -> None:
     config = read_peft_config(
         write(
             tmp_path,
@@ -38,7 +38,7 @@ def test_what_peft_writes_is_read(tmp_path: Path) -> None:
     assert config.base_model_name == "some/base"
 
 
-def test_a_pattern_is_kept_as_it_was_written(tmp_path: Path) -> None:
+def test_a_pattern_is_kept_unchanged(tmp_path: Path) -> None:
     assert read_peft_config(write(tmp_path, target_modules=".*_proj")).target_modules == (".*_proj",)
 
 
@@ -73,7 +73,7 @@ def test_a_pattern_is_kept_as_it_was_written(tmp_path: Path) -> None:
         ({"target_modules": None}, "target_modules of .* must be names of layers"),
     ],
 )
-def test_what_no_engine_computes_is_refused_by_name(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_unsupported_adapters_are_refused_by_name(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedAdapterError, match=message):
         read_peft_config(write(tmp_path, **fields))
 

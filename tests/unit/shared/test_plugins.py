@@ -96,7 +96,7 @@ def test_a_plugin_is_loaded_when_it_is_named_and_not_before(capsys: pytest.Captu
         ("nowhere.at.all:Ban", "cannot be imported: ModuleNotFoundError"),
     ],
 )
-def test_what_cannot_be_had_is_said(name: str, said: str) -> None:
+def test_unloadable_plugins_are_named(name: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         load_object(LOGITS_PROCESSORS, name)
     with pytest.raises(ConfigurationError, match="--rpc-module nowhere_at_all cannot be imported"):

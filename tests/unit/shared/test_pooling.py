@@ -27,12 +27,12 @@ from penstock.shared.params.pooling import Pooled, PoolingParams
         ({"step_tag_id": 3}, UnsupportedParameterError, "step_tag_id is not supported"),
     ],
 )
-def test_what_cannot_be_asked_says_why(fields: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_impossible_parameters_give_a_reason(fields: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         PoolingParams(**fields)
 
 
-def test_a_result_is_read_as_it_was_written() -> None:
+def test_a_result_survives_a_round_trip() -> None:
     assert Pooled(data=b"\x00\x00\x80?\x00\x00\x00\xc0", shape=(2,)).floats().tolist() == [1.0, -2.0]
 
 

@@ -20,7 +20,7 @@ GOOD = {"aof_enabled": "1", "aof_last_write_status": "ok", "role": "master", "ma
         ({"role": "slave"}, "redis_is_replica", "is lost"),
     ],
 )
-def test_each_is_told_with_what_to_do(changed: dict[str, str], code: str, told: str) -> None:
+def test_each_risk_is_reported_with_its_remedy(changed: dict[str, str], code: str, told: str) -> None:
     (risk,) = risks_of(GOOD | changed, "redis://host")
     assert risk.code == code
     assert risk.message.startswith("Redis at redis://host ")
@@ -37,11 +37,11 @@ def test_each_is_told_with_what_to_do(changed: dict[str, str], code: str, told: 
         GOOD | {"maxmemory_policy": "allkeys-lru"},
     ],
 )
-def test_what_is_good_or_not_known_is_no_risk(info: dict[str, str]) -> None:
+def test_good_and_unknown_settings_are_no_risk(info: dict[str, str]) -> None:
     assert risks_of(info, "redis://host") == []
 
 
 @pytest.mark.parametrize(("makes_copies", "told"), [(True, "since its last copy, which"), (False, "every request")])
-def test_what_a_crash_loses_is_said_as_far_as_it_is_known(makes_copies: bool, told: str) -> None:
+def test_the_loss_of_a_crash_is_stated_if_known(makes_copies: bool, told: str) -> None:
     (risk,) = risks_of(GOOD | {"aof_enabled": "0"}, "redis://host", makes_copies=makes_copies)
     assert told in risk.message

@@ -25,7 +25,7 @@ def test_a_line_has_every_command_that_is_tried_and_no_password(role: Role, vers
     assert not {"+config", "+keys", "+flushall", "+acl", "+debug"} & {*words}
 
 
-def test_only_operators_reach_what_is_theirs() -> None:
+def test_only_operators_reach_their_keys() -> None:
     keys = Keys("penstock")
     for role in Role:
         patterns = [word.removeprefix("~") for word in rights(role, "penstock") if word.startswith("~")]

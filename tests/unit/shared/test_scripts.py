@@ -57,7 +57,7 @@ def test_a_missing_part_is_noticed() -> None:
     assert undeclared_names("-- uses: lib\nreturn close_request(ARGV[1])") == {"close_request"}
 
 
-def test_a_part_comes_once_and_after_the_parts_that_it_uses() -> None:
+def test_a_part_is_included_once_and_after_its_dependencies() -> None:
     parts = part_names("-- uses: turns, affinity\n", PARTS)
     assert parts[:2] == ["clock", "lib"]
     assert parts[-2:] == ["turns", "affinity"]

@@ -26,7 +26,7 @@ def test_a_file_is_read_without_the_end_of_its_line(tmp_path: Path) -> None:
     ("content", "told"),
     [(None, "cannot be read (No such file or directory)"), (b"\n", "is empty"), (b"\xff\xfe", "(it is no text)")],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: bytes | None, told: str) -> None:
+def test_errors_of_a_file_are_named(tmp_path: Path, content: bytes | None, told: str) -> None:
     path = tmp_path / "url"
     if content is not None:
         path.write_bytes(content)

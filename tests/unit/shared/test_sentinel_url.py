@@ -53,7 +53,7 @@ def test_tls_is_for_servers_and_sentinels() -> None:
         "redis+sentinel://u:secret@h1/main?sentinel_name=x",
     ],
 )
-def test_what_cannot_be_read_is_told(url: str) -> None:
+def test_unreadable_urls_are_refused_with_a_reason(url: str) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read") as caught:
         parse_pool(url)
     assert "secret" not in str(caught.value)

@@ -50,7 +50,7 @@ async def test_a_watchdog_of_another_process_hears_nothing(
     assert manager.recv(1000) == b"STOPPING=1"
 
 
-def test_a_manager_that_is_gone_hinders_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_service_manager_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
     service_manager.tell_ready("ready")
     monkeypatch.delenv("NOTIFY_SOCKET")

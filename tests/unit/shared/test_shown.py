@@ -20,17 +20,17 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_any_value_is_shown_short_and_can_be_sent(value: Any) -> None:
+def test_any_value_is_shown_short_and_encodable(value: Any) -> None:
     assert len(shown(value).encode()) <= 4 * MAX_SHOWN_CHARS
     assert len(shown(value)) <= MAX_SHOWN_CHARS
 
 
-def test_what_is_short_is_shown_as_python_writes_it() -> None:
+def test_short_values_are_shown_as_their_repr() -> None:
     for value in ("it's", 5, -0.5, None, ["a", {"b": (1,)}], {"z": 1, "a": [2]}, {}, b"x", {"a", "b"} & {"a"}):
         assert shown(value) == repr(value)
 
 
-def test_what_is_large_is_not_written_in_full() -> None:
+def test_large_values_are_not_rendered_in_full() -> None:
     nested: list[Any] = []
     nested.append(nested)
     for value in ("x" * 10**6, list(range(10**6)), {str(i): i for i in range(10**5)}, 10**5000, nested, b"x" * 10**6):
@@ -54,7 +54,7 @@ def test_a_message_is_short_and_keeps_field_and_remedy(value: str) -> None:
         assert message.endswith("; leave it out")
 
 
-def test_what_a_library_says_of_a_value_is_cut_as_well() -> None:
+def test_library_messages_about_a_value_are_shortened_too() -> None:
     assert len(str(ValidationError("x" * 10**6))) <= MAX_MESSAGE_CHARS
     told = OpenAIError(400, "y" * 10**6, param="z" * 10**6)
     assert len(told.message) <= MAX_MESSAGE_CHARS
@@ -90,7 +90,7 @@ def test_the_part_that_cannot_be_sent_is_named(value: Any, expected: str) -> Non
         check_encodable("tools", value)
 
 
-def test_what_holds_itself_is_refused() -> None:
+def test_values_that_contain_themselves_are_refused() -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(ValidationError, match="tools is nested too deeply"):

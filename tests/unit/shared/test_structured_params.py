@@ -69,7 +69,7 @@ def test_anything_else_is_refused_by_name(given: dict[str, Any], expected: str) 
         StructuredOutputsParams(**given)
 
 
-def test_what_does_not_go_with_it_is_refused() -> None:
+def test_incompatible_parameters_are_refused() -> None:
     with pytest.raises(ValidationError, match="must be a StructuredOutputsParams"):
         SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
     held = StructuredOutputsParams(regex="a", enable_in_reasoning=True)

@@ -20,7 +20,9 @@ RULE = Autoscaling(least=2, most=10, wanted_wait_s=10)
         (0, 0.0, 5_000, 0, 2),
     ],
 )
-def test_wanted_engines(num_engines: int, busy: float, waiting_tokens: int, tokens_per_s: float, wanted: int) -> None:
+def test_number_of_wanted_engines(
+    num_engines: int, busy: float, waiting_tokens: int, tokens_per_s: float, wanted: int
+) -> None:
     found = wanted_engines(
         RULE, num_engines=num_engines, busy=busy, waiting_tokens=waiting_tokens, tokens_per_s=tokens_per_s
     )

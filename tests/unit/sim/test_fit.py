@@ -46,7 +46,7 @@ def parts(speed: Speed) -> tuple[float, ...]:
     return msgspec.structs.astuple(speed)
 
 
-def test_a_speed_is_found_again() -> None:
+def test_the_fit_recovers_a_known_speed() -> None:
     steps = recorded(200)
     fit = fit_speed([steps])
     assert parts(fit.speed) == pytest.approx(parts(SPEED), abs=1e-4)

@@ -37,7 +37,7 @@ def test_room_counts_from_the_arrival() -> None:
     assert measures.longest_with_room_s == 0.5
 
 
-def test_what_an_engine_held_once_is_not_waiting_for_the_first_time() -> None:
+def test_requeued_requests_do_not_count_as_first_waits() -> None:
     measures = Measures()
     note = waiting_since(measures, 0.0)
     measures.record_claim("r1", 1.0)

@@ -21,7 +21,7 @@ name = "one"
 """
 
 
-def test_what_is_not_said_has_its_default() -> None:
+def test_omitted_settings_have_defaults() -> None:
     scenario = read_scenario(LEAST)
     assert (scenario.seed, scenario.engines[0].max_num_seqs, scenario.tenants[0].number) == (0, 64, 1)
 
@@ -40,7 +40,7 @@ def test_tables_are_read_by_their_shape() -> None:
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
-def test_scenarios_that_come_along_can_be_read(path: Path) -> None:
+def test_shipped_scenarios_can_be_read(path: Path) -> None:
     assert isinstance(read_scenario(path.read_text()), Scenario)
 
 

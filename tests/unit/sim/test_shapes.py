@@ -15,14 +15,14 @@ from penstock.ops.sim.shapes import Arrivals, Burst, Constant, Day, Fixed, Logno
         (Day(low_per_s=10, high_per_s=90, period_s=50), 5000),
     ],
 )
-def test_as_many_come_as_the_curve_has(arrivals: Arrivals, wanted: int) -> None:
+def test_arrivals_match_the_curve(arrivals: Arrivals, wanted: int) -> None:
     times = list(arrival_times(arrivals, Random(0), 100.0))
     assert times == sorted(times)
     assert 0 < times[0] < times[-1] < 100
     assert abs(len(times) - wanted) < 4 * wanted**0.5
 
 
-def test_a_burst_is_where_it_is_said_to_be() -> None:
+def test_a_burst_is_at_its_stated_time() -> None:
     times = list(arrival_times(Burst(burst_per_s=100, at_s=3, for_s=2), Random(0), 10.0))
     assert times
     assert all(3 <= at_s < 5 for at_s in times)
@@ -33,7 +33,7 @@ def test_a_day_is_lowest_at_its_ends() -> None:
     assert [round(day.rate(at_s), 6) for at_s in (0, 25, 50, 75, 100)] == [1, 5, 9, 5, 1]
 
 
-def test_nothing_comes_at_a_rate_of_nought() -> None:
+def test_a_rate_of_zero_has_no_arrivals() -> None:
     assert list(arrival_times(Constant(per_s=0), Random(0), 100.0)) == []
 
 

@@ -53,7 +53,7 @@ def test_delays_grow_with_deaths_in_a_row(policy: RestartPolicy, clock: Clock) -
         die_and_restart(policy, clock, FERTILE)
 
 
-def test_a_serving_engine_killed_from_outside_comes_back_at_once(policy: RestartPolicy, clock: Clock) -> None:
+def test_a_serving_engine_killed_from_outside_restarts_immediately(policy: RestartPolicy, clock: Clock) -> None:
     assert [die_and_restart(policy, clock, EXTERNAL) for _ in range(10)] == [0] * 10
     assert die_and_restart(policy, clock, FERTILE) == 0
     assert die_and_restart(policy, clock, FERTILE) == 0.5

@@ -91,7 +91,7 @@ class ToldOfAll(Told):
 
 
 @pytest.mark.parametrize(("kind", "made"), [(Told, CONFIGS), (ToldOfAll, [CONFIGS])])
-def test_a_logger_of_ones_own_is_told_of_every_engine_and_may_fail(
+def test_a_custom_stat_logger_gets_every_engine_and_may_fail(
     kind: type[Told], made: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Told, "made", [])

@@ -44,13 +44,13 @@ def render(source: str, content: Any, role: str = "user") -> str:
     ],
     ids=["concatenated", "written", "both", "only parts"],
 )
-def test_a_content_is_what_the_template_goes_through(source: str, text: str, parts: str) -> None:
+def test_content_has_the_form_that_the_template_iterates(source: str, text: str, parts: str) -> None:
     assert render(source, "look") == text
     assert render(source, PARTS[:1]) == text
     assert render(source, PARTS) == parts
 
 
-def test_each_role_has_a_form_of_its_own() -> None:
+def test_each_role_has_its_own_form() -> None:
     assert render(BY_ROLE, PARTS, "system").startswith("look\nthere|")
     assert "type" not in render(BY_ROLE, PARTS, "system")
     assert render(BY_ROLE, PARTS) == "[user]lookthere|"
@@ -64,7 +64,7 @@ def test_a_template_that_refuses_the_probe_is_taken_to_want_text() -> None:
     assert ChatTemplate(source, {}).render(messages, {}).count("look\nthere|") == 3
 
 
-def test_what_a_tool_gave_may_be_data() -> None:
+def test_a_tool_result_may_be_data() -> None:
     source = ROLES + "{{ m.content if m.content is string else m.content | tojson }}|{% endfor %}"
     assert render(source, {"warm": True}, "tool").endswith('[tool]{"warm": true}|')
     assert render(source, [1, 2], "tool").endswith("[tool][1, 2]|")

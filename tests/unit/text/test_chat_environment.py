@@ -77,7 +77,7 @@ def outcome(template: str, environment: Environment) -> str | type[Exception]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_gives_what_it_gives_in_transformers(name: str) -> None:
+def test_a_template_renders_as_in_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers.utils.chat_template_utils")
     theirs = transformers._compile_jinja_template("x").environment
     assert outcome(TEMPLATES[name], make_environment()) == outcome(TEMPLATES[name], theirs)
@@ -110,5 +110,5 @@ def test_names_with_an_underscore_are_refused(template: str) -> None:
     assert outcome(template, make_environment()) is SecurityError
 
 
-def test_what_a_template_raises_is_an_error_of_templates() -> None:
+def test_exceptions_in_a_template_are_template_errors() -> None:
     assert outcome(TEMPLATES["raise_exception"], make_environment()) is TemplateError

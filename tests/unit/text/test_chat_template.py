@@ -24,7 +24,7 @@ def render(messages: list[dict[str, Any]], **kwargs: Any) -> str:
     return ChatTemplate(TEMPLATE, {"bos_token": "<s>"}).render(messages, kwargs)
 
 
-def test_special_tokens_and_generation_prompt_are_there_as_transformers_gives_them() -> None:
+def test_special_tokens_and_generation_prompt_match_transformers() -> None:
     messages = [{"role": "user", "content": "hi"}]
     assert render(messages).strip() == "<s>[user] hi\n[assistant]"
     assert "[assistant]" not in render(messages, add_generation_prompt=False)
@@ -50,7 +50,7 @@ def test_a_template_cannot_reach_python() -> None:
         ChatTemplate("{{ messages.__class__.__mro__ }}", {}).render([], {})
 
 
-def test_a_folder_says_what_it_lacks(tmp_path: Path) -> None:
+def test_missing_files_of_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"lacks tokenizer\.json"):
         TextCodec.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -58,7 +58,7 @@ def test_a_folder_says_what_it_lacks(tmp_path: Path) -> None:
         TextCodec.load(tmp_path)
 
 
-def test_a_model_without_template_says_so(demo_model: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_template_is_refused(demo_model: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((demo_model / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
     codec = TextCodec.load(tmp_path)

@@ -110,17 +110,17 @@ def test_arguments_that_are_no_json_stay_as_the_model_wrote_them() -> None:
     assert '"arguments": {}' in ChatTemplate(HERMES, {}).render(conversation(""), {})
 
 
-def test_no_tools_are_none_as_in_transformers() -> None:
+def test_an_empty_tool_list_is_none_as_in_transformers() -> None:
     template = ChatTemplate("{{ tools is none }}{{ documents is none }}", {})
     assert template.render([], {}) == "TrueTrue"
 
 
-def test_fields_that_are_none_are_not_there() -> None:
+def test_fields_that_are_none_are_left_out() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ 'tool_calls' in m }}{% endfor %}", {})
     assert template.render([{"role": "assistant", "content": "6", "tool_calls": None, "audio": None}], {}) == "6False"
 
 
-def test_reasoning_is_there_under_each_of_its_names() -> None:
+def test_reasoning_is_available_under_each_of_its_names() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}", {})
     assert template.render([{"role": "assistant", "content": "6", "reasoning": "4 + 2"}], {}) == "4 + 24 + 2"
 
@@ -191,7 +191,7 @@ CONTINUED = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ 
         ("{{ messages[0].content }}<think>", ["hi"], {}, None),
     ],
 )
-def test_the_rendered_prompt_says_whether_an_answer_begins_within_the_thinking(
+def test_the_rendered_prompt_determines_whether_an_answer_begins_in_thinking(
     demo_model: Path, source: str, messages: list[str], kwargs: dict[str, Any], expected: bool | None
 ) -> None:
     codec = TextCodec(Tokenizer.from_file(str(demo_model / "tokenizer.json")), ChatTemplate(source, {}))

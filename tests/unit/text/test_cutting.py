@@ -61,7 +61,7 @@ def test_of_a_pair_the_longer_text_is_cut_until_both_fit(text: str, other: str, 
     ("encode", "least"),
     [(lambda cut: CODEC.encode("a b", cut=cut), 3), (lambda cut: CODEC.encode_pair("a b", "c", cut), 5)],
 )
-def test_no_room_for_the_text_is_said(encode: Callable[[Cut], object], least: int) -> None:
+def test_a_limit_that_leaves_no_text_is_refused(encode: Callable[[Cut], object], least: int) -> None:
     assert encode(Cut(least))
     with pytest.raises(ValidationError, match=f"truncate_prompt_tokens must be at least {least}.*got {least - 1}"):
         encode(Cut(least - 1))

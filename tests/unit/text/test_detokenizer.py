@@ -166,7 +166,7 @@ def bytes_at_seam(kinds: TokenKinds, prompt: list[int], output: list[int]) -> bo
 @pytest.mark.parametrize("make", MAKERS)
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_deltas_joined_are_what_the_output_adds_to_the_decode_of_the_prompt(make, data: st.DataObject) -> None:
+def test_joined_deltas_equal_the_text_added_to_the_decoded_prompt(make, data: st.DataObject) -> None:
     tokenizer, kinds = make(), kinds_of(make)
     token_ids = draw_token_ids(make, data)
     cut, num_together = data.draw(st.integers(0, len(token_ids))), data.draw(st.integers(1, 4))
@@ -229,7 +229,7 @@ def test_wherever_a_text_is_cut_both_parts_joined_are_the_whole(make: Maker, tok
 
 
 @pytest.mark.slow
-def test_a_cut_answer_is_what_transformers_decodes() -> None:
+def test_a_cut_answer_equals_transformers_decode() -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = sentencepiece_like()
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
@@ -283,7 +283,7 @@ def test_without_spaces_special_tokens_that_follow_each_other_are_joined(make, d
         assert text == expected
 
 
-def test_what_a_space_between_special_tokens_means() -> None:
+def test_spaces_between_special_tokens() -> None:
     tokenizer = wordpiece()
     vocabulary = tokenizer.get_vocab()
     token_ids = [vocabulary[token] for token in ("the", "[CLS]", "[SEP]", "[new]", "qu", "##ick")]
@@ -299,7 +299,7 @@ def test_what_a_space_between_special_tokens_means() -> None:
 
 
 @pytest.mark.parametrize("text", ["déjà vu", "日本語のテキスト", "👩‍👩‍👧 🙂"])
-def test_no_half_character_is_shown(text: str) -> None:
+def test_no_incomplete_character_is_shown(text: str) -> None:
     detokenizer = IncrementalDetokenizer(
         byte_level(), TokenKinds.from_tokenizer(byte_level()), skip_special_tokens=True
     )

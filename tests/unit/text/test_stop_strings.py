@@ -36,7 +36,7 @@ def test_piecewise_equals_the_rule_applied_to_the_whole(strings: list[str], text
 
 
 @given(st.lists(letters.filter(bool), min_size=1, max_size=3), letters)
-def test_nothing_shown_is_taken_back_and_nothing_is_lost(strings: list[str], text: str) -> None:
+def test_shown_text_is_never_retracted_or_lost(strings: list[str], text: str) -> None:
     stop = StopStrings(strings, include=False)
     shown = ""
     for character in text:
@@ -48,7 +48,7 @@ def test_nothing_shown_is_taken_back_and_nothing_is_lost(strings: list[str], tex
     assert shown + stop.flush() == text
 
 
-def test_no_more_is_held_back_than_could_become_a_stop_string() -> None:
+def test_only_a_possible_stop_string_is_held_back() -> None:
     stop = StopStrings(["END"], include=False)
     assert stop.add("the E") == ("the ", None)
     assert stop.add("x") == ("Ex", None)

@@ -41,7 +41,7 @@ def test_a_word_is_forbidden_with_and_without_a_space_before_it() -> None:
     assert sequences(merging(), " Hello", "Hello") == [["Hel", "lo"], ["ĠHello"]]
 
 
-def test_what_one_sequence_forbids_is_not_said_twice() -> None:
+def test_a_forbidden_token_is_listed_once() -> None:
     assert sequences(merging(), "x") == [["x"]]
     assert sequences(merging(), "x", "x", "lo") == [["x"], ["lo"]]
 

@@ -18,7 +18,7 @@ FOURTH = event(15, EventKind.CLAIMED, 40)
 ALL = [QUEUED, FIRST, DIED, SECOND, BACK, THIRD, WAITED, WENT_ON, FOURTH]
 
 
-def test_a_claim_follows_from_what_put_the_request_back_into_line() -> None:
+def test_a_claim_links_to_the_event_that_requeued_the_request() -> None:
     assert before_claim(ALL, 10) == (None, QUEUED, FIRST)
     assert before_claim(ALL, 20) == (FIRST, DIED, SECOND)
     assert before_claim(ALL, 30) == (SECOND, BACK, THIRD)

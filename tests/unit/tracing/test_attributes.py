@@ -21,7 +21,7 @@ def test_all_of_it_can_be_sent() -> None:
     assert "secret" not in repr(told)
 
 
-def test_what_is_off_or_left_open_is_not_told() -> None:
+def test_disabled_or_unset_parameters_are_no_attributes() -> None:
     assert of_params(SamplingParams(seed=5, max_tokens=None, temperature=0.5, top_p=0.9)) == {
         "gen_ai.request.temperature": 0.5,
         "gen_ai.request.top_p": 0.9,

@@ -33,12 +33,12 @@ NO_ENDPOINTS = ["", "collector:4318", "grpc://collector:4317", "http://", "http:
 
 
 @pytest.mark.parametrize("given", NO_ENDPOINTS)
-def test_what_is_no_endpoint_is_refused_by_name(given: str) -> None:
+def test_invalid_endpoints_are_refused_by_name(given: str) -> None:
     with pytest.raises(ConfigurationError, match="otlp_traces_endpoint must be the URL of a receiver of OTLP"):
         check_endpoint(given)
 
 
-def test_client_and_gateway_refuse_it_when_they_are_made() -> None:
+def test_client_and_gateway_refuse_an_invalid_endpoint_at_creation() -> None:
     with pytest.raises(ConfigurationError, match="otlp_traces_endpoint must be the URL"):
         Client("redis://localhost", otlp_traces_endpoint="collector")
     with pytest.raises(ConfigurationError, match="otlp_traces_endpoint must be the URL"):
@@ -80,7 +80,7 @@ except ConfigurationError as error:
 """
 
 
-def test_without_the_extra_everything_else_works_and_the_option_says_what_is_missing() -> None:
+def test_without_the_extra_only_the_option_fails_and_names_it() -> None:
     pytest.importorskip("arq")  # one of the programs is built with it
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "otlp_traces_endpoint needs OpenTelemetry's exporter: pip install 'penstock[otel]'", (

@@ -38,7 +38,7 @@ async def test_the_environment_names_the_service_before_we_do(monkeypatch: pytes
     assert told["deployment.environment.name"] == "test"
 
 
-async def test_headers_and_sampler_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_headers_and_sampler_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=secret")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     with OtlpReceiver() as receiver:
@@ -63,7 +63,7 @@ async def test_a_receiver_that_hangs_does_not_hold_up_the_end() -> None:
         assert receiver.spans == []
 
 
-def test_headers_go_on_with_a_trace_and_say_what_is_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_continue_a_trace_and_mark_unsampled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
     given = {"traceparent": f"{PARENT}-00", "tracestate": "a=b", "baggage": "c=d"}
     provider = open_provider("http://localhost:1", service="s")
@@ -79,11 +79,11 @@ def test_headers_go_on_with_a_trace_and_say_what_is_not_sampled(monkeypatch: pyt
     assert "tracestate" not in alone
 
 
-def test_a_provider_that_makes_no_spans_leaves_headers_as_they_are() -> None:
+def test_a_provider_without_spans_leaves_headers_unchanged() -> None:
     given = {"traceparent": f"{PARENT}-01", "tracestate": "a=b"}
     assert headers_of(INVALID_SPAN, given) == given
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"baggage": "a=b"}, {"traceparent": "nonsense"}])
-def test_what_says_no_trace_has_none(headers: dict[str, str] | None) -> None:
+def test_requests_without_a_trace_have_none(headers: dict[str, str] | None) -> None:
     assert not context_of(headers)

@@ -65,7 +65,7 @@ from penstock.shared.errors import ConfigurationError, ValidationError
         "ff0e::1",
     ],
 )
-def test_what_is_not_public_is_not_called_unless_it_is_named(address: str) -> None:
+def test_private_addresses_are_called_only_if_allowed(address: str) -> None:
     parsed = ipaddress.ip_address(address)
     assert not Networks().permits(parsed)
     assert not Networks(["10.9.0.0/16", "fd00:1::/32"]).permits(parsed)
@@ -77,7 +77,7 @@ def test_what_is_not_public_is_not_called_unless_it_is_named(address: str) -> No
     "address",
     ["93.184.216.34", "2606:2800:220:1::1", "::ffff:93.184.216.34", "64:ff9b::8.8.8.8", "2606:4700::5efe:8.8.8.8"],
 )
-def test_what_is_public_is_called(address: str) -> None:
+def test_public_addresses_are_called(address: str) -> None:
     assert Networks().permits(ipaddress.ip_address(address))
 
 
@@ -121,6 +121,6 @@ def test_a_name_is_no_address() -> None:
         "https://example.com/" + "a" * 2048,
     ],
 )
-def test_what_is_no_url_is_refused_by_name(url: object) -> None:
+def test_invalid_urls_are_refused_by_name(url: object) -> None:
     with pytest.raises(ValidationError, match="webhook_url"):
         check_url(url)
