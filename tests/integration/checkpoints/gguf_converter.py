@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from penstock.ops.lab.survey.small_config import small_config
 
 from .gguf_conversions import CONVERSIONS as ATTENTION
 from .gguf_conversions import Keys
+from .gguf_embedders import EMBEDDERS, joined_heads
 from .gguf_hybrids import HYBRIDS
 from .gguf_models import vocabulary
 
 # Else the tests are skipped.
 gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed: pip install 'penstock[dev]'")
 CONVERSIONS = {**ATTENTION, **HYBRIDS}
+_ALL = {**CONVERSIONS, **EMBEDDERS}
 
 
 def common_keys(config: Any) -> Keys:
@@ -64,15 +66,16 @@ def common_keys(config: Any) -> Keys:
 def drawn_model(model_type: str) -> PreTrainedModel:
     """A small random model, also of its norms and biases."""
     config: PretrainedConfig = small_config(model_type)
-    for name, value in CONVERSIONS[model_type].changes.items():
+    for name, value in _ALL[model_type].changes.items():
         setattr(config, name, value)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    auto: Any = AutoModel if model_type in EMBEDDERS else AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter += 0.2 * torch.randn(parameter.shape)
-        if config.tie_word_embeddings:
+        if config.tie_word_embeddings and model_type in CONVERSIONS:
             # Else every token would be followed by itself.
             model.get_input_embeddings().weight *= 0.1
     return model
@@ -81,7 +84,7 @@ def drawn_model(model_type: str) -> PreTrainedModel:
 def write_converted(path: Path, model: PreTrainedModel, **more: Any) -> Path:
     """Write ``model`` in float32; ``more`` are further values, dots as ``__``."""
     config: Any = model.config
-    conversion = CONVERSIONS[config.model_type]
+    conversion = _ALL[config.model_type]
     key = conversion.architecture
     kind = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == key)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
@@ -94,9 +97,11 @@ def write_converted(path: Path, model: PreTrainedModel, **more: Any) -> Path:
     values |= vocabulary(config.vocab_size)
     for name, value in {**values, **{k.replace("__", "."): v for k, v in more.items()}}.items():
         _add_value(writer, name, value)
+    # Nor does the converter write the head that pretrains BERT.
     tied = model.all_tied_weights_keys if config.tie_word_embeddings else {}
-    for name, tensor in model.state_dict().items():
-        if name in tied:
+    state = model.state_dict()
+    for name, tensor in (joined_heads(state) if key == "nomic-bert" else state).items():
+        if name in tied or name.startswith("pooler."):
             continue
         for converted, numbers in conversion.convert(config, name, tensor):
             target = names.get_name(converted, try_suffixes=(".weight", ".bias"))

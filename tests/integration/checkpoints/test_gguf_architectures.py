@@ -16,6 +16,7 @@ from penstock.worker.models.gguf.blocks import UNPACK
 from penstock.worker.models.gguf.container import GgufFile, open_gguf
 from penstock.worker.models.gguf.families import Family
 from penstock.worker.models.gguf.folder import gguf_folder
+from penstock.worker.models.pooling.folder import PoolingFolder
 
 from .gguf_converter import CONVERSIONS, drawn_model, gguf, write_converted
 from .loading import PROMPT, load, tokens
@@ -41,11 +42,27 @@ def test_a_file_gives_the_tokens_of_its_model(model_type: str, tmp_path: Path) -
     assert tokens(folder) == expected.tolist()
 
 
+@pytest.mark.parametrize(("model_type", "mode"), [("bert", "mean"), ("nomic_bert", "mean"), ("modernbert", "cls")])
+def test_a_file_gives_the_embeddings_of_its_model(model_type: str, mode: str, tmp_path: Path) -> None:
+    model: Any = drawn_model(model_type)
+    folder = gguf_folder(write_converted(tmp_path / "model.gguf", model), tmp_path / "cache")
+    assert PoolingFolder.read(folder).mode == mode
+    loaded: Any = load(folder)
+    assert type(loaded) is type(model)
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+    prompt = torch.tensor([PROMPT])
+    torch.testing.assert_close(loaded(prompt).last_hidden_state, model(prompt).last_hidden_state)
+
+
 # Heads of classifiers and embedders; experts of an architecture of which no mixture was released.
 NOT_SERVED = {
     "mistral3": {f"blk.0.ffn_{name}" for name in ("gate_inp", "gate_exps", "up_exps", "down_exps")},
     "glm4": {"blk.0.attn_qkv"},
     "lfm2": {"dense_2"},
+    "bert": {"blk.0.attn_qkv", "cls", "cls.output"},
+    "nomic-bert": {"position_embd"},
+    "modern-bert": {"cls", "cls.output", "cls.norm"},
 }
 HYPERPARAMETERS = {
     "block_count": 1,

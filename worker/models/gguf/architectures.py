@@ -8,6 +8,7 @@ from typing import Any
 from ....shared.errors import ModelLoadError
 from ....shared.values.shown import shown
 from .container import GgufFile
+from .embedders import EMBEDDERS
 from .families import Architecture, Family
 from .hybrids import HYBRIDS
 from .mixtures import DEEPSEEK_V3, GRANITE_FIELDS, GRANITE_SHARED, MIXTURES, is_sigmoid
@@ -223,4 +224,5 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     **MIXTURES,
     **HYBRIDS,
+    **EMBEDDERS,
 }

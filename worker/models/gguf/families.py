@@ -87,6 +87,7 @@ class Architecture:
         constants: fields of the configuration that are the same in all models, or that ggml assumes.
         norm_eps: the field of the epsilon.
         head_dim_key: ggml's key of ``head_dim``.
+        prefix: of the names of layers, before their number.
         is_interleaved: rotation pairs neighbours, for which queries and keys were reordered.
         rotates_part: a part of each head may be rotated.
         adds_one: the weights of norms were stored with 1 added.
@@ -102,6 +103,7 @@ class Architecture:
     constants: Mapping[str, Any] = field(default_factory=dict)
     norm_eps: str = "rms_norm_eps"
     head_dim_key: str = "attention.key_length"
+    prefix: str = "model.layers."
     is_interleaved: bool = False
     rotates_part: bool = False
     adds_one: bool = False
@@ -134,7 +136,7 @@ class Family:
         found = exact or own.get(part) or (_TOP if layer is None else _LAYER).get(part)
         if found is None:
             return [Target(name, shape, None, Place(name))]
-        prefix = "" if layer is None else f"model.layers.{layer}."
+        prefix = "" if layer is None else f"{self.architecture.prefix}{layer}."
         ending = f".{kind}" if kind and not exact else ""
         places = (self._changed(part, kind, found),) if isinstance(found, str) else found
         return [

@@ -14,6 +14,7 @@ import structlog
 from ....shared.errors import ModelLoadError
 from .architectures import find_family
 from .container import open_gguf, parts_of
+from .embedders import pooling_files
 from .tokenizer import GgufTokenizer
 
 # Version of the written files; a newer release does not use those of an older one.
@@ -39,16 +40,19 @@ def gguf_folder(path: Path, cache: Path) -> Path:
         return target
     file = open_gguf(path)
     tokenizer = GgufTokenizer(file)
-    config = {**find_family(file).config(), "quantization_config": {"quant_method": "gguf", "file": str(path)}}
+    family = find_family(file)
+    config = {**family.config(), "quantization_config": {"quant_method": "gguf", "file": str(path)}}
     contents: dict[str, Any] = {
         "config.json": config,
         "tokenizer_config.json": tokenizer.config(),
         "generation_config.json": {"eos_token_id": tokenizer.end_token_ids()},
+        **pooling_files(family),
     }
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=target.parent))
         for name, content in contents.items():
+            (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_text(json.dumps(content, indent=2) + "\n")
         tokenizer.tokenizer.save(str(temporary / "tokenizer.json"), pretty=False)
         # Another engine of this host may have been faster; the content is the same.
