@@ -76,7 +76,7 @@ def gated_methods(gate: CoreGate) -> list[tuple[Any, str, Callable[..., Any]]]:
     """By class and name, what makes schedulers pass over requests that have come to the limit, and cores wait while
     they have no others."""
     from penstock.worker.engine.core.engine_core import EngineCore
-    from penstock.worker.engine.core.pipelined import PipelinedCore
+    from penstock.worker.engine.core.in_flight import PipelinedCore
     from penstock.worker.engine.scheduling.batches import StagedBatches
     from penstock.worker.engine.scheduling.scheduler import Scheduler
 

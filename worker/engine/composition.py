@@ -46,11 +46,11 @@ from .ranks.interface import Ranks
 from .ranks.one import OneRank
 from .ranks.several import SeveralRanks
 from .scheduling.admission import BlockLoads, NoLoads
-from .scheduling.blocks.block_pool import BlockPool
-from .scheduling.blocks.block_tables import BlockTables
-from .scheduling.blocks.prefix_cache import NoPrefixCache, PrefixCache
+from .scheduling.block_pool import BlockPool
+from .scheduling.block_tables import BlockTables
 from .scheduling.chunking import AnyChunks, Chunking, GeneratedTokensAlone, WholePrompts
 from .scheduling.drafting import Drafting, NoDrafting
+from .scheduling.prefix_cache import NoPrefixCache, PrefixCache
 from .scheduling.request import ClockedTimeline, Request
 from .scheduling.scheduler import Scheduler
 from .setup.checks import check_options

@@ -18,9 +18,8 @@ from torch import nn
 
 from ....shared.params.sampling import SamplingParams
 from ....worker.config.batch import DEFAULT_TOKEN_BUDGET
-from ....worker.engine.scheduling.blocks.block_groups import BlockGroups
-from ....worker.engine.scheduling.blocks.block_pool import BlockPool
-from ....worker.engine.scheduling.blocks.block_tables import BlockTables, GroupedTables, SingleBlockTable
+from ....worker.engine.scheduling.block_pool import BlockGroups, BlockPool
+from ....worker.engine.scheduling.block_tables import BlockTables, GroupedTables, SingleBlockTable
 from ....worker.engine.scheduling.request import Request
 from ....worker.engine.scheduling.scheduler import Scheduler
 from ....worker.engine.scheduling.scheduler_output import SampledTokens

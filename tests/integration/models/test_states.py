@@ -15,7 +15,7 @@ from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.core.step_input import StepInput
 from penstock.worker.engine.execution.model_runner import ModelRunner
-from penstock.worker.engine.scheduling.blocks.prefix_cache import NoPrefixCache
+from penstock.worker.engine.scheduling.prefix_cache import NoPrefixCache
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 from penstock.worker.models.forward import Forward
 from penstock.worker.models.lean.native import NativeForward

@@ -14,20 +14,18 @@ from penstock.shared.messages.outcome import FinishReason, TokenLogprobs
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.engine.core.executor import AcceleratorError
-from penstock.worker.engine.core.lookahead import LookaheadCore
-from penstock.worker.engine.core.pipelined import PipelinedCore
+from penstock.worker.engine.core.in_flight import LookaheadCore, PipelinedCore
 from penstock.worker.engine.core.step_input import IntArray, StepInput
 from penstock.worker.engine.execution.batch import InputBatch
-from penstock.worker.engine.execution.verification import Verification
+from penstock.worker.engine.execution.model_runner import Verification
 from penstock.worker.engine.scheduling.batches import BatchQueue, StagedBatches
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
-from penstock.worker.engine.scheduling.blocks.prefix_cache import BlockHashCache
+from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.drafting import Drafting
 from penstock.worker.engine.scheduling.ordering import OrderingPolicy
+from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler
-from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.scheduler_output import AcceleratorError, SampledTokens, SchedulerOutput
 
 VOCAB_SIZE = 50
 EOS = 2

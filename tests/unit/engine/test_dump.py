@@ -14,7 +14,7 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core.dump import StepDump
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
 

@@ -14,10 +14,9 @@ from penstock.shared.params.lora import LoRARequest
 from penstock.shared.params.pooling import PoolingParams
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.engine.core.executor import AcceleratorError
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.scheduler import Scheduler
-from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.scheduler_output import AcceleratorError, SampledTokens, SchedulerOutput
 
 VOCAB_SIZE = 50
 EOS = 2

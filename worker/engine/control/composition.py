@@ -26,9 +26,9 @@ from ..offload.offload import KVOffload
 from ..ranks.interface import Ranks
 from ..rpc import RpcEngine, RpcMethods
 from .calls import ControlledParts
-from .profiling import StepProfiler
 from .reload import WeightsReload, WeightsSource
 from .sleep import EngineSleep, SleepableCache
+from .traces import StepProfiler
 
 
 def compose_control(

@@ -11,8 +11,7 @@ from ...models.pooling.pooler import PoolingModel
 from ...request_checks import check_adapter, check_prompt_length, check_served, check_task
 from ..execution.pooling_runner import pooler_of
 from ..sampling.param_checks import check_in_vocabulary
-from ..scheduling.image_spans import ImageSpan
-from ..scheduling.prompt_embeds import extra_keys_of
+from ..scheduling.prompt_inputs import ImageSpan, extra_keys_of
 from ..scheduling.request import Pooling, Request
 from .engine_core import EngineCore
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..scheduling.blocks.block_tables import BlockTables
+from ..scheduling.block_tables import BlockTables
 from ..scheduling.drafting import STEP_COST
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import SchedulerOutput

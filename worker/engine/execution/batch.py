@@ -13,7 +13,7 @@ import numpy as np
 from ..core.step_input import IntArray, StepInput
 from ..sampling.logprobs import PromptRowTable
 from ..sampling.sampling_table import SamplingTable
-from ..scheduling.blocks.block_groups import GroupTables
+from ..scheduling.block_pool import GroupTables
 from ..scheduling.request import NO_LORA, Request
 from ..scheduling.scheduler_output import SchedulerOutput
 from .input_tables import AxesTable, EmbedsTable, VisibleEndsTable

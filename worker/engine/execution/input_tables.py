@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ....shared.params.prompts import PromptEmbeds
 from ..core.step_input import StepInput
-from ..scheduling.image_spans import ImageSpan
+from ..scheduling.prompt_inputs import ImageSpan
 from ..scheduling.request import Request
 
 

@@ -10,7 +10,7 @@ from ....shared.process.command_line import format_bytes
 from ...config.batch import DEFAULT_MEMORY_UTILIZATION
 from ...config.engine_config import EngineConfig
 from ...models.attention.page_layout import PageLayout
-from ..scheduling.blocks.block_groups import BlockGroups
+from ..scheduling.block_pool import BlockGroups
 
 
 class CacheShape(Protocol):

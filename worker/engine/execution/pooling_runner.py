@@ -10,10 +10,9 @@ from ....shared.params.pooling import Pooled, PoolingParams
 from ...models.adapters.slots import AdapterSlots
 from ...models.loaded import LoadedModel
 from ...models.pooling.pooler import Pooler, PoolingModel, Rows
-from ..core.executor import AcceleratorError
 from ..core.step_input import IntArray, StepInput
 from ..scheduling.request import Pooling, Request
-from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
+from ..scheduling.scheduler_output import AcceleratorError, SampledTokens, SchedulerOutput
 from .batch import InputBatch
 from .model_runner import ModelRunner
 

@@ -1,4 +1,4 @@
-"""Requests that wait for their images.
+"""Requests that wait for their images, whose tokens are then inserted into the prompt.
 
 A message with images is processed here before it becomes a request. A thread decodes and processes each image, once for
 all messages with the same image; Pillow and numpy release the GIL, so the step loop continues meanwhile. Then the
@@ -13,7 +13,7 @@ quick answer which images others have sent.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -26,12 +26,12 @@ from ....shared.messages.outcome import RequestError
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.images import ImageInput, digest_of
 from ....shared.stats import ImageStats
-from ...models.images.processor import ImageTokens, ProcessedImage
+from ...models.images.processor import ImageTokens, ProcessedImage, TokenJoiner
 from ...models.images.vision_model import VisionModel
 from ...request_checks import check_images_served
+from ..scheduling.prompt_inputs import ImageSpan
 from ..structured.threads import CompileThreads, Task
 from .decode import decode_image
-from .expand import check_bidirectional, expand
 from .interface import ReadyMessage
 
 
@@ -305,3 +305,57 @@ def _named(index: int, error: BaseException) -> Exception:
     if isinstance(error, ValidationError):
         return type(error)(f"images[{index}]: {error}")
     return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def expand(
+    prompt_token_ids: Sequence[int],
+    image_token_id: int,
+    images: Sequence[tuple[bytes, ImageTokens, Any]],
+    joiner: TokenJoiner,
+) -> tuple[list[int], tuple[ImageSpan, ...]]:
+    """Replace the placeholder of each image by the image's tokens.
+
+    Args:
+        prompt_token_ids: prompt with one placeholder per image.
+        images: key, tokens and features of each image, in the order of the placeholders.
+        joiner: joins an image's tokens with the tokens around them.
+
+    Raises:
+        ValidationError: the numbers of images and placeholders differ.
+    """
+    num_places = sum(token_id == image_token_id for token_id in prompt_token_ids)
+    if num_places != len(images):
+        raise ValidationError(
+            f"images: the prompt has {num_places} placeholders (token {image_token_id}) for {len(images)} images; "
+            "write the model's placeholder once for each image, or send chat messages"
+        )
+    token_ids: list[int] = []
+    spans: list[ImageSpan] = []
+    remaining = iter(images)
+    follows_image = False
+    for token_id in prompt_token_ids:
+        if token_id != image_token_id:
+            joiner.append(token_ids, [token_id]) if follows_image else token_ids.append(token_id)
+            follows_image = False
+            continue
+        key, tokens, features = next(remaining)
+        start = joiner.append(token_ids, tokens.token_ids)
+        places = [start + place for place in tokens.places]
+        bidirectional = tuple((start + first, start + stop) for first, stop in tokens.bidirectional)
+        spans.append(ImageSpan(start, len(token_ids), places, key, features, tokens.axes, bidirectional))
+        follows_image = True
+    return token_ids, tuple(spans)
+
+
+def check_bidirectional(images: Sequence[ImageSpan], longest: int) -> None:
+    """Refuse an image with a run of tokens that may not fit into a step.
+
+    Raises:
+        ValidationError: more than ``longest`` tokens of an image attend to each other.
+    """
+    for index, image in enumerate(images):
+        if (num_tokens := max((end - first for first, end in image.bidirectional), default=0)) > longest:
+            raise ValidationError(
+                f"images[{index}]: {num_tokens} of its tokens attend to each other, and this engine computes at most "
+                f"{longest} of them in a step; send a smaller image"
+            )

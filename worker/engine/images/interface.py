@@ -9,7 +9,7 @@ from ....shared.errors import UnsupportedParameterError
 from ....shared.messages.outcome import RequestError
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.stats import ImageStats
-from ..scheduling.image_spans import ImageSpan
+from ..scheduling.prompt_inputs import ImageSpan
 
 
 class ReadyMessage(NamedTuple):

@@ -14,10 +14,9 @@ from ....shared.stats import KVOffloadStats
 from ...config.engine_config import EngineConfig
 from ...models.loaded import LoadedModel
 from ...processes.host import free_host_bytes
-from ..scheduling.blocks.block_pool import BlockPool
-from .device_blocks import make_device_blocks
+from ..scheduling.block_pool import BlockPool
+from .blocks import identity_of, make_device_blocks
 from .folder_tier import HEADER_BYTES, FolderTier
-from .identity import identity_of
 from .tiers import MemoryTier, Tiers
 from .transfers import Loader, WriteBehind
 

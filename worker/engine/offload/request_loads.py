@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from itertools import islice
 
 from ....shared.stats import KVOffloadStats
-from ..scheduling.blocks.block_pool import BlockPool
-from ..scheduling.blocks.prefix_cache import PrefixCache
+from ..scheduling.block_pool import BlockPool
 from ..scheduling.ordering import RequestQueue
+from ..scheduling.prefix_cache import PrefixCache
 from ..scheduling.request import Request
 from .offload import KVOffload
 from .transfers import MAX_LOADS, Load

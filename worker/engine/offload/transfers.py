@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import structlog
 
-from ..scheduling.blocks.block_pool import BlockPool
-from ..scheduling.blocks.prefix_cache import BlockHashCache
+from ..scheduling.block_pool import BlockPool
+from ..scheduling.prefix_cache import BlockHashCache
 from ..scheduling.request import Request
-from .device_blocks import DeviceBlocks
+from .blocks import DeviceBlocks
 from .tiers import Tiers
 
 # How often the idle thread searches for blocks that other engines have written.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .blocks.block_tables import BlockTables
+from .block_tables import BlockTables
 from .request import Request
 from .scheduler_output import SchedulerOutput
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Protocol
 
-from .blocks.block_pool import InvariantError
+from .block_pool import InvariantError
 from .request import Request
 
 

@@ -8,10 +8,10 @@ from itertools import chain
 from ....shared.messages.core import EngineCoreEventType
 from .admission import Residency
 from .batches import Flights
-from .blocks.block_pool import BlockPool, InvariantError
-from .blocks.block_tables import BlockTables
-from .blocks.prefix_cache import PrefixCache
+from .block_pool import BlockPool, InvariantError
+from .block_tables import BlockTables
 from .ordering import RequestQueue
+from .prefix_cache import PrefixCache
 from .request import Request, RequestStatus, Timeline
 from .scheduler_output import SchedulerOutput
 

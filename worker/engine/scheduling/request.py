@@ -21,9 +21,8 @@ from ....shared.params.lora import LoRARequest
 from ....shared.params.pooling import PoolingParams
 from ....shared.params.prompts import PromptEmbeds
 from ....shared.params.sampling import SamplingParams
-from .blocks.block_groups import GroupTables
-from .blocks.block_pool import InvariantError
-from .image_spans import ImageSpan
+from .block_pool import GroupTables, InvariantError
+from .prompt_inputs import ImageSpan
 
 
 class Constraint(Protocol):

@@ -31,14 +31,14 @@ from ....shared.messages.core import EngineCoreEventType, EngineCoreOutput, Sche
 from ....shared.messages.outcome import FinishReason, RequestError
 from .admission import BlockLoads, NoLoads, NoResidency, Residency
 from .batches import Flights, OneFlight
-from .blocks.block_pool import BlockPool
-from .blocks.block_tables import BlockTables, SingleBlockTable
-from .blocks.prefix_cache import NoPrefixCache, PrefixCache
+from .block_pool import BlockPool
+from .block_tables import BlockTables, SingleBlockTable
 from .chunking import AnyChunks, Chunking, PromptRowBudget
 from .drafting import Drafting, NoDrafting
-from .image_spans import uncut_chunk
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .placement import Placement, check_requests, check_tokens
+from .prefix_cache import NoPrefixCache, PrefixCache
+from .prompt_inputs import uncut_chunk
 from .request import STATUS_OF_REASON, NoTimeline, Request, RequestStatus, Timeline
 from .scheduler_output import SampledTokens, SchedulerOutput, make_output, make_pooled_output
 from .stop import append_tokens_until_stop, check_stop

@@ -1,9 +1,10 @@
-"""Values that the scheduler and the executor exchange for one step, and the outputs for callers after it."""
+"""The interface between scheduler and executor: the values that they exchange for one step, and the executor itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ....shared.messages.core import EngineCoreOutput
 from ....shared.messages.outcome import FinishReason, TokenLogprobs
@@ -94,3 +95,26 @@ def make_pooled_output(request: Request, pooled: Pooled) -> EngineCoreOutput:
         events=request.pop_events(),
         pooled=pooled,
     )
+
+
+class AcceleratorError(Exception):
+    """The device itself reported an error while it ran a step."""
+
+
+class Executor(Protocol):
+    """Runs one scheduled step on the model."""
+
+    @property
+    def device_memory_bytes(self) -> int:
+        """Bytes of accelerator memory in use; 0 without an accelerator."""
+        ...
+
+    def execute(self, output: SchedulerOutput) -> SampledTokens:
+        """Compute ``output`` and return the new tokens of each request; none before the end of its prompt.
+
+        The request's grammar, if it has one, has already accepted them.
+
+        Raises:
+            AcceleratorError: the device failed.
+        """
+        ...

@@ -21,8 +21,7 @@ from ...models.loading.fixed_shapes import is_invariant_in_any_size
 from ...processes.progress import ProgressWriter
 from ..control.calls import ControlledParts, EngineControl
 from ..core.engine_core import EngineCore
-from ..core.lookahead import LookaheadCore
-from ..core.pipelined import PipelinedCore
+from ..core.in_flight import LookaheadCore, PipelinedCore
 from ..core.pooling import PoolingCore
 from ..execution.batch import InputBatch
 from ..execution.deterministic import DeterministicRunner, TiledRunner

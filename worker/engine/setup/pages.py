@@ -16,9 +16,9 @@ from ...models.loaded import LoadedModel
 from ..execution.kv_cache import KVCacheSize, groups_of
 from ..ranks.interface import Ranks
 from ..ranks.sharded_forward import ShardedForward
-from ..scheduling.blocks.block_pool import BlockPool
-from ..scheduling.blocks.block_tables import BlockTables, GroupedTables, SingleBlockTable
-from ..scheduling.blocks.prefix_cache import BlockHashCache, GroupHashCache
+from ..scheduling.block_pool import BlockPool
+from ..scheduling.block_tables import BlockTables, GroupedTables, SingleBlockTable
+from ..scheduling.prefix_cache import BlockHashCache, GroupHashCache
 
 log = structlog.get_logger(__name__)
 

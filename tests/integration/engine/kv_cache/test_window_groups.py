@@ -22,7 +22,7 @@ from transformers.models.gemma3.configuration_gemma3 import Gemma3TextConfig
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.models.forward import Forward
 from penstock.worker.models.loading import candidates
 

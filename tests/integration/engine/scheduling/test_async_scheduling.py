@@ -10,7 +10,7 @@ import pytest
 from penstock.shared.control.engine import CheckInvariants, Invariants, Sleep, SleepState, WakeUp
 from penstock.shared.messages.core import AbortRequests, Ready, UtilityCall
 from penstock.worker.engine.composition import build_engine
-from penstock.worker.engine.core.lookahead import LookaheadCore
+from penstock.worker.engine.core.in_flight import LookaheadCore
 
 from ....conftest import DEMO_MODEL
 from ..harness import CoreProcess, Gate, request

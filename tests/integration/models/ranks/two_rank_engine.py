@@ -21,7 +21,7 @@ from penstock.ops.lab.survey.outcome import SAME
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine import composition
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.engine.core.pipelined import PipelinedCore
+from penstock.worker.engine.core.in_flight import PipelinedCore
 from penstock.worker.engine.ranks.follower import Follower
 from penstock.worker.engine.ranks.messages import RankAnswer, RankChannel, RankCommand, RunStep, StopRank
 from penstock.worker.engine.ranks.one import OneRank

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
-from penstock.worker.engine.scheduling.blocks.prefix_cache import BlockHashCache
-from penstock.worker.engine.scheduling.image_spans import ImageSpan, last_cut, uncut_hit
+from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache
+from penstock.worker.engine.scheduling.prompt_inputs import ImageSpan, last_cut, uncut_hit
 from penstock.worker.engine.scheduling.request import Request, RequestStatus
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.engine.core.lookahead import LookaheadCore
+from penstock.worker.engine.core.in_flight import LookaheadCore
 from penstock.worker.engine.core.step_input import IntArray, StepInput
 from penstock.worker.engine.execution.batch import InputBatch
 from penstock.worker.engine.scheduling.batches import BatchQueue
-from penstock.worker.engine.scheduling.blocks.block_groups import BlockGroups
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
-from penstock.worker.engine.scheduling.blocks.block_tables import GroupedTables
-from penstock.worker.engine.scheduling.blocks.prefix_cache import GroupHashCache
+from penstock.worker.engine.scheduling.block_pool import BlockGroups, BlockPool
+from penstock.worker.engine.scheduling.block_tables import GroupedTables
 from penstock.worker.engine.scheduling.drafting import Drafting
 from penstock.worker.engine.scheduling.ordering import OrderingPolicy
+from penstock.worker.engine.scheduling.prefix_cache import GroupHashCache
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 

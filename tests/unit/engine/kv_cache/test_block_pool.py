@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool, InvariantError
+from penstock.worker.engine.scheduling.block_pool import BlockPool, InvariantError
 
 ACTIONS = st.tuples(st.sampled_from(["take", "free", "name", "share", "forget"]), st.integers(0, 12))
 

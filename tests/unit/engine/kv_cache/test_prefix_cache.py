@@ -16,9 +16,9 @@ from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.process.log import configure_logging
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool, InvariantError
-from penstock.worker.engine.scheduling.blocks.prefix_cache import BlockHashCache, NoPrefixCache
+from penstock.worker.engine.scheduling.block_pool import BlockPool, InvariantError
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
+from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache, NoPrefixCache
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput

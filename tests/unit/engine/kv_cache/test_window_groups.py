@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
-from penstock.worker.engine.scheduling.blocks.block_groups import BlockGroups
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool, InvariantError
-from penstock.worker.engine.scheduling.blocks.block_tables import GroupedTables
-from penstock.worker.engine.scheduling.blocks.prefix_cache import GroupHashCache
+from penstock.worker.engine.scheduling.block_pool import BlockGroups, BlockPool, InvariantError
+from penstock.worker.engine.scheduling.block_tables import GroupedTables
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
+from penstock.worker.engine.scheduling.prefix_cache import GroupHashCache
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput

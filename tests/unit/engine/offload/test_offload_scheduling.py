@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.engine.core.lookahead import LookaheadCore
-from penstock.worker.engine.offload.device_blocks import HostBlocks, make_device_blocks
+from penstock.worker.engine.core.in_flight import LookaheadCore
+from penstock.worker.engine.offload.blocks import HostBlocks, make_device_blocks
 from penstock.worker.engine.offload.folder_tier import Row
 from penstock.worker.engine.offload.offload import KVOffload
 from penstock.worker.engine.offload.request_loads import OffloadLoads
 from penstock.worker.engine.offload.tiers import MemoryTier, Tiers
 from penstock.worker.engine.offload.transfers import Loader, OffloadingPrefixCache, WriteBehind
 from penstock.worker.engine.scheduling.batches import BatchQueue
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 
 from ..paged_hash import BLOCK_SIZE, EOS, MAX_MODEL_LEN, VOCAB_SIZE, Arrival, PagedHash, arrivals, run, verify

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from penstock.shared.errors import EngineDeadError
 from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
-from penstock.worker.engine.control.profiling import ScopedStepWatch
-from penstock.worker.engine.core import step_watch
-from penstock.worker.engine.core.executor import AcceleratorError
-from penstock.worker.engine.core.pipelined import PipelinedCore
+from penstock.worker.engine.control.traces import ScopedStepWatch
+from penstock.worker.engine.core import engine_core
+from penstock.worker.engine.core.in_flight import PipelinedCore
 from penstock.worker.engine.drafting.speculation import Speculation
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
+from penstock.worker.engine.scheduling.scheduler_output import AcceleratorError
 
 from ..paged_hash import (
     BLOCK_SIZE,
@@ -240,7 +240,7 @@ def test_settling_leaves_nothing_in_flight() -> None:
 
 def test_the_times_of_batches_that_overlap_add_up_to_that_of_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = count()
-    monkeypatch.setattr(step_watch, "time", SimpleNamespace(perf_counter=lambda: next(moments), thread_time=lambda: 0))
+    monkeypatch.setattr(engine_core, "time", SimpleNamespace(perf_counter=lambda: next(moments), thread_time=lambda: 0))
     core, _ = make_pipeline()
     add(core, "a", "b", max_tokens=4)
     told = []

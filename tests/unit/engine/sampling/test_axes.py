@@ -7,7 +7,7 @@ import numpy as np
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core.step_input import IntArray, StepInput
 from penstock.worker.engine.execution.input_tables import AxesTable
-from penstock.worker.engine.scheduling.image_spans import ImageSpan
+from penstock.worker.engine.scheduling.prompt_inputs import ImageSpan
 from penstock.worker.engine.scheduling.request import Request
 
 # Two rows and three columns of patches.

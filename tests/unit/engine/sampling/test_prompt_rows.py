@@ -15,7 +15,7 @@ from penstock.worker.engine.execution.batch import InputBatch
 from penstock.worker.engine.sampling import logprobs as logprobs_module
 from penstock.worker.engine.sampling.logprobs import PromptRows, prompt_logprobs_of
 from penstock.worker.engine.scheduling import chunking
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.chunking import PromptRowBudget
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.params.sampling import RepetitionDetectionParams, SamplingParams
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.request import Request, RequestStatus
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.shared.errors import EngineDeadError
 from penstock.shared.messages.outcome import FinishReason
-from penstock.worker.engine.core.executor import AcceleratorError
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
+from penstock.worker.engine.scheduling.scheduler_output import AcceleratorError
 
 from ..paged_hash import BLOCK_SIZE, MAX_MODEL_LEN, Arrival, alone, arrival, arrivals, make_core, message, run, verify
 

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.execution.batch import InputBatch
-from penstock.worker.engine.scheduling.blocks.block_groups import GroupTables
+from penstock.worker.engine.scheduling.block_pool import GroupTables
 from penstock.worker.engine.scheduling.request import NO_LORA, Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.scheduling.blocks.block_pool import InvariantError
+from penstock.worker.engine.scheduling.block_pool import InvariantError
 from penstock.worker.engine.scheduling.request import Request, RequestStatus
 from penstock.worker.engine.scheduling.stop import check_stop
 

@@ -15,9 +15,9 @@ from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages.core import EngineCoreEventType, EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason, RequestError
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool, InvariantError
-from penstock.worker.engine.scheduling.blocks.prefix_cache import BlockHashCache
+from penstock.worker.engine.scheduling.block_pool import BlockPool, InvariantError
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
+from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache
 from penstock.worker.engine.scheduling.request import ClockedTimeline, Request, RequestStatus, Timeline
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.chunking import WholePrompts
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler

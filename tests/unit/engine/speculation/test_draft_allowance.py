@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.drafting.speculation import FULL, REFILL, Allowance, NoMemory, Speculation
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
-from penstock.worker.engine.scheduling.blocks.block_tables import SingleBlockTable
+from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.block_tables import SingleBlockTable
 from penstock.worker.engine.scheduling.drafting import STEP_COST
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput

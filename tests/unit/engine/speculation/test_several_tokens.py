@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason, RequestError, TokenLogprobs
 from penstock.shared.params.sampling import RepetitionDetectionParams, SamplingParams
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
-from penstock.worker.engine.scheduling.blocks.prefix_cache import BlockHashCache
+from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
+from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens

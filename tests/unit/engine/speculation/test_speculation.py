@@ -11,8 +11,8 @@ from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.drafting.drafters import NgramDrafter, PredictionDrafter
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
-from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
-from penstock.worker.engine.scheduling.blocks.block_tables import SingleBlockTable
+from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.block_tables import SingleBlockTable
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput

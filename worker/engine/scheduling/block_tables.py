@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from ..request import Request
-from .block_groups import BlockGroups, GroupTables, group_key
-from .block_pool import BlockPool, InvariantError
+from .block_pool import BlockGroups, BlockPool, GroupTables, InvariantError, group_key
+from .request import Request
 
 
 class BlockTables(Protocol):

@@ -1,19 +1,42 @@
-"""Bytes of KV-cache blocks: the parts of a block in all layers, concatenated, in each cache's layout."""
+"""KV blocks as bytes: how they are copied from and to the device, and the identity of their contents.
+
+The bytes of a block are its parts in all layers, concatenated, in each cache's layout. An engine's identity determines
+them together with a block's hash. It covers all weights in memory, and all settings that affect how keys and values are
+computed and laid out. Engines with different identities never share blocks. The weights in memory are read instead of
+their files, because the operator's code may have changed them, and random ones (``load_format`` "dummy") have no file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+
+from ....kernels import native
+from ...config.engine_config import EngineConfig
+from ...models.loaded import LoadedModel
+from ...models.placing.packed_linear import PackedLinear
+from ...processes.host import usable_cores
+from ..setup.host import processor
 
 # Bytes copied at a time; between two copies another thread may use the device.
 _CHUNK_BYTES = 8 << 20
 _MAX_CHUNK_BLOCKS = 64
 Rows = NDArray[np.uint8]
+# Raise it when the contents of blocks of the same model change.
+_FORMAT = 1
+_PART_BYTES = 64 << 20
+_CONFIG_FILE = "config.json"
+_LIBRARIES = ("penstock", "torch", "transformers")
 
 
 class DeviceBlocks(Protocol):
@@ -122,3 +145,66 @@ class GpuBlocks:
                 begin, end = end, end + part.shape[1]
                 part.index_copy_(0, index, self._staged[:count, begin:end])
             self._stream.synchronize()
+
+
+def identity_of(config: EngineConfig, folder: Path, model: LoadedModel) -> bytes | None:
+    """Return 32 bytes; None while the weights are unloaded. Reads all weights: a second per 1 to 2 GB on all cores."""
+    weights = _digest_of(model.weights)
+    if weights is None:
+        return None
+    forward, library = model.forward, native.loaded()
+    formats = [call.cache_format for call in forward.attention_calls]
+    config_file = folder / _CONFIG_FILE
+    properties = {
+        "format": _FORMAT,
+        "versions": [metadata.version(name) for name in _LIBRARIES],
+        "weights": weights,
+        "config": hashlib.sha256(config_file.read_bytes()).hexdigest() if config_file.is_file() else "",
+        "forward": [type(forward).__name__, forward.mode, model.attention_backend],
+        "computing": [str(model.dtype), config.quantization, config.deterministic, config.enforce_eager],
+        "caches": layout_of(forward.caches),
+        "formats": [[str(cache.dtype), cache.key_scale, cache.value_scale] for cache in formats],
+        "block_size": config.block_size,
+        "processor": processor(config.device),
+        "kernels": None if library is None else library.instructions,
+    }
+    return hashlib.sha256(msgspec.json.encode(properties)).digest()
+
+
+def _digest_of(network: nn.Module) -> str | None:
+    """Return a digest of the names, dtypes, shapes and values of all tensors; None if some are unloaded."""
+    whole = hashlib.sha256()
+    with ThreadPoolExecutor(usable_cores(), "kv-identity") as pool:
+        for name, tensor in _tensors(network):
+            if tensor.is_meta:
+                return None
+            whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            for digest in pool.map(_sha256, _parts(tensor)):
+                whole.update(digest)
+    return whole.hexdigest()
+
+
+def _tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters, buffers, and the tensors of packed layers, each once."""
+    yielded: set[int] = set()
+    for path, module in network.named_modules():
+        plain = vars(module) if isinstance(module, PackedLinear) else {}
+        for holder in (module._parameters, module._buffers, plain):
+            for name, tensor in holder.items():
+                if isinstance(tensor, Tensor) and id(tensor) not in yielded:
+                    yielded.add(id(tensor))
+                    yield f"{path}.{name}", tensor
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the bytes of ``tensor`` in parts."""
+    plain = tensor.detach()
+    if plain.layout is not torch.strided:  # oneDNN's layout
+        plain = plain.to_dense()
+    if plain.numel() == 0:
+        return
+    yield from plain.contiguous().flatten().view(torch.uint8).split(_PART_BYTES)
+
+
+def _sha256(part: Tensor) -> bytes:
+    return hashlib.sha256(part.cpu().numpy().data).digest()

@@ -3,7 +3,7 @@
 Blocks are identified by a chained hash: the hash of a full block covers its own tokens and, through the hash of the
 previous block, all tokens before them, since keys and values depend on those too. The chain begins with the request's
 ``extra_keys``, so requests that differ there (another tenant, another cache salt) never find each other's blocks. The
-hash of a block that holds part of an image also covers the image (``image_spans.py``).
+hash of a block that holds part of an image also covers the image (``prompt_inputs.py``).
 
 A block can be found after the step that computes its tokens, not when that step is scheduled. If requests with the same
 beginning arrive together, each one that catches up in the same step computes the block; the next one waits a step and
@@ -19,10 +19,9 @@ from typing import Protocol
 
 import msgspec
 
-from ..image_spans import block_keys, uncut_hit
-from ..request import Request, RequestStatus
-from .block_groups import BlockGroups, group_key
-from .block_pool import BlockPool, InvariantError
+from .block_pool import BlockGroups, BlockPool, InvariantError, group_key
+from .prompt_inputs import block_keys, uncut_hit
+from .request import Request, RequestStatus
 
 
 class PrefixCache(Protocol):
