@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Pairs = Iterable[tuple[str, Tensor]]
@@ -78,6 +79,31 @@ def scale_keys(config: Any) -> Keys:
         "embedding_scale": config.embedding_multiplier,
         "residual_scale": config.residual_multiplier,
         "logit_scale": config.logits_scaling,
+    }
+
+
+def gemma4(config: Any, name: str, tensor: Tensor) -> Pairs:
+    """The converter adds the divisors of frequencies, by which a part of each head does not rotate."""
+    pairs = [(f"{name}.weight" if name.endswith("layer_scalar") else name, tensor)]
+    if name == "model.norm.weight":
+        half = config.to_dict()["per_layer_config"]["1"]["head_dim"] // 2
+        num_rotated = int(half * config.rope_parameters["full_attention"]["partial_rotary_factor"])
+        pairs.append(("rope_freqs.weight", torch.tensor([1.0] * num_rotated + [1e30] * (half - num_rotated))))
+    return pairs
+
+
+def gemma4_keys(config: Any) -> Keys:
+    whole = config.to_dict()["per_layer_config"]["1"]["head_dim"]
+    return {
+        **pattern_keys(config),
+        "attention.key_length": whole,
+        "attention.value_length": whole,
+        "attention.key_length_swa": config.head_dim,
+        "attention.value_length_swa": config.head_dim,
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "rope.dimension_count": whole,
+        "rope.dimension_count_swa": config.head_dim,
     }
 
 
@@ -206,6 +232,7 @@ CONVERSIONS = {
     "gemma3_text": Conversion(
         "gemma3", {**_SIX, "query_pre_attn_scalar": 16, "tie_word_embeddings": True}, window_keys, with_one_added
     ),
+    "gemma4_text": Conversion("gemma4", {"tie_word_embeddings": True}, gemma4_keys, gemma4),
     "phi3": Conversion(
         "phi3",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},

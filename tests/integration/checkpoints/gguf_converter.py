@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ def drawn_model(model_type: str) -> PreTrainedModel:
 
 def write_converted(path: Path, model: PreTrainedModel, **more: Any) -> Path:
     """Write ``model`` in float32; ``more`` are further values, dots as ``__``."""
-    config: Any = model.config
+    config: Any = copy.deepcopy(model.config)
+    # Gemma 4's heads differ by layer; those of most layers are meant.
+    config.allow_global_per_layer_attribute_access = True
     conversion = _ALL[config.model_type]
     key = conversion.architecture
     kind = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == key)
@@ -104,7 +107,9 @@ def write_converted(path: Path, model: PreTrainedModel, **more: Any) -> Path:
         if name in tied or name.startswith("pooler."):
             continue
         for converted, numbers in conversion.convert(config, name, tensor):
-            target = names.get_name(converted, try_suffixes=(".weight", ".bias"))
+            # Some conversions give ggml's names.
+            is_named = converted.startswith(("blk.", "rope_freqs."))
+            target = converted if is_named else names.get_name(converted, try_suffixes=(".weight", ".bias"))
             assert target is not None, f"{converted} has no name in GGUF"
             writer.add_tensor(target, np.ascontiguousarray(numbers.numpy()))
     writer.write_header_to_file()

@@ -12,6 +12,7 @@ from .embedders import EMBEDDERS
 from .families import Architecture, Family
 from .hybrids import HYBRIDS
 from .mixtures import DEEPSEEK_V3, GRANITE_FIELDS, GRANITE_SHARED, MIXTURES, is_sigmoid
+from .rope import float32_tensor
 
 _AFTER_PARTS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA_NORMS = {**_AFTER_PARTS, "ffn_norm": "pre_feedforward_layernorm"}
@@ -51,6 +52,37 @@ def _of_gemma3(family: Family) -> dict[str, Any]:
         # As with Gemma 2: the model of 62 layers.
         "query_pre_attn_scalar": _scale_of_queries(family, 62),
         "rope_parameters": {"full_attention": family.rope(), "sliding_attention": local},
+    }
+
+
+def _of_gemma4(family: Family) -> dict[str, Any]:
+    """Layers that see all tokens have other heads, and rotate the first dimensions of each."""
+    kinds = family.windows(6)["layer_types"]
+    counts = dict(zip(kinds, family.kv_heads_by_layer, strict=True))
+    size = family.number("attention.key_length")
+    frequencies = family.file.tensors.get("rope_freqs.weight")
+    # Divisors of frequencies that do not rotate are enormous.
+    part = float((float32_tensor(family.file, frequencies.name) < 1e9).mean()) if frequencies else 1.0
+    theta = {"rope_theta": family.real("rope.freq_base", 1e6)}
+    local = {"rope_type": "default", "rope_theta": family.real("rope.freq_base_swa", 10000.0)}
+    widths = family.value("feed_forward_length")
+    return {
+        "intermediate_size": min(widths) if isinstance(widths, list) else family.intermediate_size,
+        "use_double_wide_mlp": isinstance(widths, list) and min(widths) < max(widths),
+        "head_dim": family.number("attention.key_length_swa", size),
+        "global_head_dim": size,
+        "num_key_value_heads": counts.get("sliding_attention", counts["full_attention"]),
+        "num_global_key_value_heads": counts["full_attention"],
+        "attention_k_eq_v": not all(
+            family.has_tensor(f"blk.{layer}.attn_v.weight")
+            for layer in range(family.num_layers - family.value("attention.shared_kv_layers", 0))
+        ),
+        "vocab_size_per_layer_input": family.file.tensors["token_embd.weight"].shape[0],
+        "enable_moe_block": family.has_tensor("blk.0.ffn_gate_inp.weight"),
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": part, **theta},
+            "sliding_attention": local,
+        },
     }
 
 
@@ -164,6 +196,40 @@ ARCHITECTURES: dict[str, Architecture] = {
         adds_one=True,
         window_period=6,
         more=_of_gemma3,
+    ),
+    "gemma4": Architecture(
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        layer={
+            **_GEMMA_NORMS,
+            "layer_output_scale.weight": "layer_scalar",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+            "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+            "ffn_down_exps.weight": "experts.down_proj",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        },
+        top={
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
+        fields={
+            "final_logit_softcapping": "final_logit_softcapping",
+            "num_kv_shared_layers": "attention.shared_kv_layers",
+            "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+            "num_experts": "expert_count",
+            "top_k_experts": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+        },
+        window_period=6,
+        more=_of_gemma4,
     ),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", layer=_FUSED, rotates_part=True, more=_of_phi3),
     "smollm3": Architecture(

@@ -246,27 +246,32 @@ class Family:
             f"{name}_token_id": values.get(f"tokenizer.ggml.{key}_token_id")
             for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
         }
+        own = architecture.more(self)
+        derived = {
+            "intermediate_size": lambda: self.intermediate_size,
+            "num_key_value_heads": lambda: self.num_kv_heads,
+            "head_dim": lambda: self.head_dim,
+            "rope_parameters": self.rope,
+        }
         return {
             "architectures": [architecture.model_class],
             "model_type": architecture.model_type,
             "vocab_size": vocab.shape[0],
             "hidden_size": self.number("embedding_length"),
-            "intermediate_size": self.intermediate_size,
             "num_hidden_layers": self.num_layers,
             "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
             "max_position_embeddings": self.number("context_length"),
             architecture.norm_eps: self._epsilon(),
-            "rope_parameters": self.rope(),
             # llama.cpp writes an output matrix only if it differs from the embedding.
             "tie_word_embeddings": not self.has_tensor("output.weight"),
             "dtype": self._dtype(),
             **ids,
+            # Each refuses a file that it cannot express, so that those of the architecture stand in for them.
+            **{name: compute() for name, compute in derived.items() if name not in own},
             **(self.windows(architecture.window_period) if architecture.window_period else {}),
             **architecture.constants,
             **{name: self.value(key) for name, key in architecture.fields.items() if self.value(key) is not None},
-            **architecture.more(self),
+            **own,
         }
 
     def rope(self) -> dict[str, Any]:

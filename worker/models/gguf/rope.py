@@ -33,8 +33,8 @@ def rope_parameters(file: GgufFile, key: str, head_dim: int) -> dict[str, Any]:
         return {
             "rope_type": "longrope",
             "rope_theta": theta,
-            "long_factor": _float32(file, "rope_factors_long.weight").tolist(),
-            "short_factor": _float32(file, "rope_factors_short.weight").tolist(),
+            "long_factor": float32_tensor(file, "rope_factors_long.weight").tolist(),
+            "short_factor": float32_tensor(file, "rope_factors_short.weight").tolist(),
             "original_max_position_embeddings": original,
         }
     kind = values.get(f"{key}.rope.scaling.type", "none")
@@ -68,7 +68,7 @@ def real_value(file: GgufFile, name: str, default: float) -> float:
 
 
 def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
-    divisors = _float32(file, "rope_freqs.weight")
+    divisors = float32_tensor(file, "rope_freqs.weight")
     factor = round(float(divisors.max(initial=0.0)), 3)
     if len(divisors) == head_dim // 2 and factor >= 1:
         if factor == 1:
@@ -88,7 +88,8 @@ def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
     )
 
 
-def _float32(file: GgufFile, name: str) -> np.ndarray:
+def float32_tensor(file: GgufFile, name: str) -> np.ndarray:
+    """Return the numbers of a small tensor. Raises ``ModelLoadError`` if it is missing, or quantised."""
     tensor = file.tensors.get(name)
     if tensor is None or tensor.kind.name != "F32":
         raise ModelLoadError(f"{file.path} has no {name} in F32, by which positions are stretched; fetch it again")
