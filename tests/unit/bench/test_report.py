@@ -17,14 +17,16 @@ from rich.console import Console
 from penstock.ops.lab.bench import run
 from penstock.ops.lab.bench.engines.growth import GrowthRow
 from penstock.ops.lab.bench.engines.judge import Verdict
+from penstock.ops.lab.bench.engines.quality import FOLDER_VARIABLE, SMOLLM2, Divergence
 from penstock.ops.lab.bench.engines.row import EngineRow, SideRow
-from penstock.ops.lab.bench.engines.sides import ALONE, SERVED, VLLM_OFFLINE
+from penstock.ops.lab.bench.engines.sides import ALONE, ALONE_INT8, LLAMA_Q8, SERVED, VLLM_OFFLINE
 from penstock.ops.lab.bench.other_load import CpuTimes, LoadWatch, OtherLoad, other_load
 from penstock.ops.lab.bench.queue.durability import DurabilityCost
 from penstock.ops.lab.bench.queue.follow import FollowRow
 from penstock.ops.lab.bench.report import BenchReport, all_goals, engine_label, print_report
 from penstock.ops.lab.bench.result import Figures
 from penstock.ops.lab.bench.run import BenchOptions, run_bench
+from penstock.shared.errors import ConfigurationError
 
 FOLLOWED = FollowRow(
     num_streams=1000,
@@ -177,3 +179,34 @@ def test_time_of_our_processes_is_ours(tmp_path: Path, leaves: bool) -> None:
     ours_s = watch.found.ours_share * watch.found.wall_s * watch.found.num_cores
     assert ours_s >= 0.9 * CPU_S
     assert os.getpid() != pid
+
+
+def test_a_quantised_speed_has_its_quality_beside_it() -> None:
+    int8, rival = side(ALONE_INT8, 160.0), side(LLAMA_Q8, 120.0)
+    for row in (int8, rival):
+        row.timed = Verdict(precision="int8")
+    int8.divergence = Divergence(model="SmolLM2-135M-Instruct", kl=0.0394, limit=0.045)
+    lines = printed(report(engines=[engines(side(ALONE, 100.0), int8, rival)])).splitlines()
+    for name, quality in ((ALONE_INT8, "0.039, SmolLM2-135M-Instruct"), (LLAMA_Q8, "not measured")):
+        with_speed = [line for line in lines if name in line and "outputs" not in line]
+        assert len(with_speed) == 2
+        assert all(quality in line for line in with_speed)
+
+
+def test_a_side_that_costs_more_quality_than_is_allowed_is_wrong() -> None:
+    assert Divergence(model="m", kl=0.05, limit=0.045).wrong == (
+        "its KL divergence from float32 is 0.0500 nats on m, and at most 0.045 is allowed"
+    )
+    assert Divergence(model="m", kl=0.04, limit=0.045).wrong == ""
+    assert Divergence(model="random", kl=9.0).wrong == ""
+
+
+def test_a_real_model_is_found_by_its_folder_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    assert SMOLLM2.find() is None
+    (tmp_path / "smollm2.gguf").write_bytes(b"GGUF")
+    found = SMOLLM2.find()
+    assert found is not None
+    assert found == tmp_path / "smollm2.gguf"
+    with pytest.raises(ConfigurationError, match=f"not {SMOLLM2.sha256}; install it again"):
+        SMOLLM2.check(found)

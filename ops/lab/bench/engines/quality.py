@@ -29,6 +29,8 @@ KL_LIMITS = {
 }
 # Of the text that comes with Penstock: a third of it tells formats apart.
 NUM_CHARACTERS = 5_000
+# Random models have a token for each byte.
+_NUM_CHARACTERS_RANDOM = 1_000
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,12 @@ def measure_divergence(model: Path, quantization: str, scratch: Path) -> Diverge
     real = SMOLLM2.find()
     if real is not None:
         SMOLLM2.check(real)
+    source = importlib.util.find_spec("penstock.worker.engine.offline")
+    assert source is not None
+    assert source.origin is not None
+    num_characters = _NUM_CHARACTERS_RANDOM if real is None else NUM_CHARACTERS
     text = scratch / "quality.txt"
-    if not text.exists():
-        source = importlib.util.find_spec("penstock.worker.engine.offline")
-        assert source is not None
-        assert source.origin is not None
-        text.write_text(Path(source.origin).with_name("quality.txt").read_text(encoding="utf-8")[:NUM_CHARACTERS])
+    text.write_text(Path(source.origin).with_name("quality.txt").read_text(encoding="utf-8")[:num_characters])
     command = [sys.executable, "-m", "penstock.worker.engine.offline.quality", str(real or model), "--json"]
     command += ["--reference", "float32", "--quantization", quantization, "--text", str(text)]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -21,6 +21,7 @@ from .sides import ALONE, VLLM_HTTP
 
 _MIB = 2**20
 _MAX_WORDS = 300
+QUALITY = "KL to float32, nats"
 
 
 def engine_tables(row: EngineRow, bandwidth: Bandwidth | None, ours: str = ALONE) -> Iterator[Table]:
@@ -61,6 +62,7 @@ def _all_at_once(row: EngineRow, ours: str) -> Table:
         "side",
         "tokens/s",
         _over(ours),
+        QUALITY,
         "TTFT p50 / p99, ms",
         "ITL p50 / p99, ms",
         "ready, s",
@@ -72,12 +74,22 @@ def _all_at_once(row: EngineRow, ours: str) -> Table:
             side.name,
             *_cells(side, "{:,.0f}", "tokens_per_s"),
             "-" if ratio is None else f"{ratio:.2f}",
+            _quality(side),
             *_cells(side, "{:,.1f} / {:,.1f}", "ttft_p50_ms", "ttft_p99_ms"),
             *_cells(side, "{:,.1f} / {:,.1f}", "itl_p50_ms", "itl_p99_ms"),
             *_cells(side, "{:,.1f}", "ready_s"),
             *_cells(side, "{:,.0f} / {:,.0f}", "rss_bytes", "peak_rss_bytes", scale=1 / _MIB),
         )
     return table
+
+
+def _quality(side: SideRow) -> str:
+    """Return the divergence of a quantised side from float32; its speed is never printed without."""
+    if not side.is_quantized:
+        return "-"
+    if side.divergence is None:
+        return "not measured"
+    return f"{side.divergence.kl:.3f}, {side.divergence.model}"
 
 
 def _over(ours: str) -> str:
@@ -90,6 +102,7 @@ def _one_at_a_time(row: EngineRow, bandwidth: Bandwidth | None, ours: str) -> Ta
         "side",
         "ms/token",
         _over(ours),
+        QUALITY,
         "TTFT, 128 tokens, ms",
         "TTFT, 8 tokens, ms",
         "GB/s read",
@@ -105,6 +118,7 @@ def _one_at_a_time(row: EngineRow, bandwidth: Bandwidth | None, ours: str) -> Ta
             side.name,
             *_cells(side, "{:,.2f}", "single_ms_per_token"),
             "-" if ratio is None else f"{ratio:.2f}",
+            _quality(side),
             *_cells(side, "{:,.1f}", "single_ttft_ms"),
             *_cells(side, "{:,.2f}", "idle_ttft_ms"),
             "-" if read is None else f"{read:.1f}",

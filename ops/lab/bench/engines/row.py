@@ -12,15 +12,21 @@ from .....shared.errors import ConfigurationError
 from ..result import Figures, SideRun
 from ..workload import ALL_AT_ONCE, CHECK, Item, Phase, check_phases, timed_phases
 from .judge import Claim, Verdict, ask_truth, judge, read_vocab_size, wrong_lengths
+from .quality import Divergence, measure_divergence
 from .roofline import decode_bytes
-from .sides import Side
+from .sides import EngineAloneQuantized, Side
 
 # Requests of each timed run whose tokens are also checked, in the timed dtype.
 NUM_SAMPLED = 4
+# Precisions whose speed is worth nothing without the quality.
+QUANTIZED = ("int8", "int4")
 
 
 class SideRow(msgspec.Struct, kw_only=True):
-    """A side on one model. It has rounds only if nothing is ``missing`` and nothing ``wrong``."""
+    """A side on one model. It has rounds only if nothing is ``missing`` and nothing ``wrong``.
+
+    ``divergence`` is that of a quantised side; None for other sides, and for rivals, whose logits are not available.
+    """
 
     name: str
     missing: str = ""
@@ -29,6 +35,11 @@ class SideRow(msgspec.Struct, kw_only=True):
     timed: Verdict | None = None
     versions: dict[str, str] = {}
     rounds: list[Figures] = []
+    divergence: Divergence | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.timed is not None and self.timed.precision in QUANTIZED
 
     def median(self, figure: str) -> float | None:
         """Return the median of a figure over the rounds; None without rounds."""
@@ -82,6 +93,7 @@ def measure_model(
     rows = {side.name: SideRow(name=side.name, missing=side.why_missing) for side in sides}
     present = [side for side in sides if not rows[side.name].missing]
     check(model, present, rows, check_phases(vocab_size, work.seed), scratch, tell)
+    _measure_quality(model, present, rows, scratch, tell)
     phases = timed_phases(work.num_requests, work.num_single, vocab_size, work.seed, work.requests_per_s)
     runs: dict[str, list[SideRun]] = {side.name: [] for side in present if not rows[side.name].wrong}
     for number in range(work.rounds):
@@ -109,6 +121,23 @@ def measure_model(
         decode_bytes=decode_bytes(model),
         sides=list(rows.values()),
     )
+
+
+def _measure_quality(
+    model: Path, sides: list[Side], rows: dict[str, SideRow], scratch: Path, tell: Callable[[str], None]
+) -> None:
+    """Measure what our quantised sides cost in quality. One that costs more than is allowed is wrong."""
+    for side in sides:
+        row = rows[side.name]
+        if row.wrong or not isinstance(side, EngineAloneQuantized):
+            continue
+        tell(f"measuring the quality of {side.name} …")
+        try:
+            row.divergence = measure_divergence(model, side.precision, scratch)
+        except ConfigurationError as error:
+            row.wrong = str(error)
+        else:
+            row.wrong = row.divergence.wrong
 
 
 def check(
