@@ -152,7 +152,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 _GUARD = BlockBuster(
     scanned_modules=[f"penstock.{part}" for part in ("producer", "shared", "worker", "ops")],
     # A forked lane runs below it: what its tests do themselves is not what our code does.
-    excluded_modules=["penstock.worker.processes.forked_child"],
+    excluded_modules=["penstock.worker.processes.forking"],
 )
 
 

@@ -32,7 +32,7 @@ from execnet.gateway_base import Popen2IO
 from hypothesis import given, settings
 from hypothesis.strategies import integers
 
-from penstock.worker.processes.forked_child import be_child
+from penstock.worker.processes.forking import be_child
 
 from .fast import NEED_TORCH, is_among
 from .forked_program import end_as_python_does, forget_exit_handlers

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.worker.processes.forked_child import be_child
+from penstock.worker.processes.forking import be_child
 
 from .forked_program import become_program
 from .warm_python import LIGHT_PYTHON_VARIABLE, WARM_PYTHON_VARIABLE, address_in, write_script

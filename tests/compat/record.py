@@ -82,7 +82,7 @@ from penstock.shared.params.pooling import Pooled, PoolingParams
 from penstock.shared.params.prompts import PromptEmbeds, Tokenization
 from penstock.shared.params.sampling import RepetitionDetectionParams, SamplingParams
 from penstock.shared.stats import ImageStats, KVOffloadStats, RequestStats, StepStats
-from penstock.worker.fleet.wire import AgentPhase, AgentSpec, AgentStatus
+from penstock.worker.fleet.backend import AgentPhase, AgentSpec, AgentStatus
 
 PATH = Path(__file__).parent / "wire_v1.json"
 

@@ -27,7 +27,7 @@ from penstock.shared.metrics import engines_samples
 from penstock.shared.metrics.exposition import expose
 from penstock.shared.queue.lifecycle import EventKind, RequestEvent, decode_event
 from penstock.shared.stats import Histogram
-from penstock.worker.fleet.wire import AgentSpec, AgentStatus
+from penstock.worker.fleet.backend import AgentSpec, AgentStatus
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
 TYPES: dict[str, Any] = {

@@ -36,8 +36,7 @@ from ...shared.messages.core import (
 from ...shared.messages.requests import EngineCoreRequest
 from ...shared.process.boundary import unforeseen
 from ..config.engine_config import EngineConfig
-from ..processes.exit_status import GROUP_BROKEN
-from ..processes.ipc import CoreChannel, Undecodable
+from ..processes.ipc import GROUP_BROKEN, CoreChannel, Undecodable
 from ..processes.progress import Phase, ProgressWriter
 from ..request_checks import refusal
 from . import exit_report

@@ -5,7 +5,7 @@ For readers of vLLM: this corresponds to ``DPEngineCoreActor``, with a worker in
 
 The worker is a separate process because a supervisor needs the main thread and its signals, which Ray uses in an actor.
 The child ends when its standard input closes, so it ends with the actor's process (``worker/cli/held.py``). Arguments
-and results are bytes (``wire.py``), because Ray would pickle anything else.
+and results are bytes (``backend.py``), because Ray would pickle anything else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...shared.process.service_manager import environment_of_children
 from ..options.program import CONFIG_VARIABLE
 from ..processes.process_tree import kill_process_tree
 from ..programs import START
-from .wire import AgentPhase, AgentSpec, AgentStatus
+from .backend import AgentPhase, AgentSpec, AgentStatus
 
 _MODULE = "penstock.worker.cli.held"
 # Last lines of the log that are kept, to report the reason of an exit.

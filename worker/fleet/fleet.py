@@ -20,11 +20,10 @@ import structlog
 
 from ...shared.errors import PenstockError, RedisUnavailableError
 from ...shared.process.children import STABLE_AFTER_S, restart_delay_s
-from .backend import FleetBackend
+from .backend import AgentSpec, FleetBackend
 from .demand import Demand, DemandSnapshot
 from .member import Member, MemberPhase
 from .scaling import Scaling, ScalingOptions
-from .wire import AgentSpec
 
 TICK_S = 1.0
 # A placed agent that does not answer for this long is replaced; Ray restarts a host's agents within 20 s.

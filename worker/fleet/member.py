@@ -14,8 +14,7 @@ import msgspec
 import structlog
 
 from .agent import DRAIN_MARGIN_S, HAND_BACK_S
-from .backend import AgentGoneError, AgentUnreachableError, Place
-from .wire import AgentPhase, AgentStatus
+from .backend import AgentGoneError, AgentPhase, AgentStatus, AgentUnreachableError, Place
 
 POLL_TIMEOUT_S = 0.5
 # Added to the longest time of an agent, for the call and the reply.

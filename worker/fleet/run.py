@@ -24,11 +24,10 @@ from ..options.ranges import bounds
 from ..options.settings import Setting, Settings
 from ..other_engines.kinds import KINDS
 from ..programs import HostOptions
-from .backend import FleetBackend
+from .backend import AgentSpec, FleetBackend
 from .demand import Demand
 from .fleet import Fleet
 from .scaling import ScalingOptions
-from .wire import AgentSpec
 
 # How long the fleet waits for an unreachable Redis before it skips a tick.
 RETRY_FOR_S = 5.0

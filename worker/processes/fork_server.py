@@ -21,8 +21,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from .forked_child import be_child
-from .forking import FORK_VERSION, ChildExited, ForkAnswer, Forked, ForkRequest, NotForked
+from .forking import FORK_VERSION, ChildExited, ForkAnswer, Forked, ForkRequest, NotForked, be_child
 from .ipc import FrameSplitter, frame
 
 _READ_BYTES = 1 << 16

@@ -1,4 +1,4 @@
-"""Memory and cores of the host that this process may use, within the limits of its control group."""
+"""Memory and cores of the host that this process may use, and how long a process waited for a core."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import psutil
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _VMSTAT = Path("/proc/vmstat")
+_NS_PER_S = 1e9
 
 
 def free_host_bytes() -> int:
@@ -77,3 +78,18 @@ def _read_field(path: Path, name: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
+
+
+def waited_for_processor_s(pid: int) -> float:
+    """Return for how many seconds in total the first thread of ``pid`` has waited for a processor.
+
+    Linux counts the time in the run queue, caused by other processes or by the quota of a container. Time in which a
+    thread sleeps, waits for a lock or a disk, or is stopped does not count. Returns 0 if the kernel does not provide
+    it, and for a process that has exited.
+    """
+    try:
+        words = Path(f"/proc/{pid}/schedstat").read_bytes().split()
+    except OSError:
+        return 0.0
+    # Source: Documentation/scheduler/sched-stats.rst: time on the processor, time in the run queue, number of turns.
+    return int(words[1]) / _NS_PER_S if len(words) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Frames on the socket pair between a worker process and its engine core.
+"""Frames on the socket pair between a worker process and its engine core, and the core's exit status.
 
 A frame is a 4-byte little-endian length and that many bytes of msgpack. The core's side is synchronous, because
 its loop owns the thread; the worker's side is an asyncio protocol. The end of the stream shows the death of the
@@ -21,6 +21,8 @@ from ...shared.messages.core import CoreInput, CoreOutput
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 18
 SOCKET_BUFFER_BYTES = 1 << 20
+# It could not go on since another rank of its data-parallel group is gone: neither it nor its requests are to blame.
+GROUP_BROKEN = 4
 
 
 class FrameSplitter:

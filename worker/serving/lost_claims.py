@@ -15,8 +15,8 @@ from ...shared.messages.outcome import FinishReason
 from ...shared.queue.lifecycle import RequestState
 from .claiming import ClaimLoop
 from .core.client import CoreClient
-from .leaving import LEAVE_PATIENCE_S
 from .partitions.served_partitions import ServedPartition, ServedPartitions
+from .redis_waiting import LEAVE_PATIENCE_S
 from .reporting.observers import Departure, RequestObserver
 from .requests.generation import Generation
 from .requests.running_generations import RunningGenerations

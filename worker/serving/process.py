@@ -29,15 +29,14 @@ from ...shared.shards import make_connections
 from ...shared.tracing.endpoint import is_enabled
 from ..config.worker_config import WorkerConfig
 from ..data_parallel.member import GroupMember, NoGroup
-from ..processes.starvation import waited_for_processor_s
+from ..processes.host import waited_for_processor_s
 from ..text.tokenizer import TextCodec
 from .core.client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
-from .core.stall import StallWatch
-from .leaving import LEAVE_PATIENCE_S, until_leaving
-from .loading.watch import until_hung
+from .core.stall import StallWatch, until_hung
+from .redis_waiting import LEAVE_PATIENCE_S, until_leaving
+from .reporting.engine_meter import StepLog
 from .reporting.heartbeat import Heartbeat, StatusLines
 from .reporting.model_card import make_card
-from .reporting.step_log import StepLog
 from .service import WorkerService
 
 EXIT_FAILED, EXIT_CORE_DIED, EXIT_LOAD_TIMED_OUT = 1, 3, 4

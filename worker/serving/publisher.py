@@ -4,7 +4,7 @@ First tokens and ends are due immediately. Tokens in between are batched: under 
 fewer and larger deltas. The cost of a delta at the worker, Redis and the client does not depend on its size. The wait
 is ``PAUSE_PER_DELTA_S`` for each delta of the last write, at most the stream interval. So a few streams always get
 their tokens one by one, and the cost of many streams is bounded. When Redis is overloaded, the wait is longer
-(``redis_pressure.py``).
+(``redis_waiting.py``).
 
 Deltas of a request that arrive while a call is in flight are merged. The order per request holds because calls never
 overlap.

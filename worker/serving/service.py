@@ -28,21 +28,18 @@ from ...shared.partitions import Layouts
 from ...shared.tracing.endpoint import is_enabled
 from ..config.worker_config import WorkerConfig
 from ..text.tokenizer import TextCodec
-from .calls.call_handler import ControlCalls, decode_command
+from .calls.call_handler import ControlCalls, TextCalls, decode_command
+from .calls.reload import WeightsReloading
 from .calls.sleep import SleepControl
-from .calls.text_calls import TextCalls
 from .claiming import ClaimLoop
 from .core.client import CoreClient
-from .leaving import LEAVE_PATIENCE_S, until_leaving
-from .loading.reload import WeightsReloading
 from .lost_claims import LostClaims
 from .partitions.partition_upkeep import PartitionUpkeep
 from .partitions.served_partitions import ServedPartition, ServedPartitions
 from .publisher import Publisher
-from .redis_pressure import RedisPressure
+from .redis_waiting import LEAVE_PATIENCE_S, RedisPressure, until_leaving
 from .reporting.engine_meter import EngineMeter, SeriesWriter
-from .reporting.heartbeat import Heartbeat
-from .reporting.loaded_adapters import LoadedAdapters
+from .reporting.heartbeat import Heartbeat, LoadedAdapters
 from .reporting.observers import Departure, RequestLog, RequestObserver, RequestObservers
 from .requests.intake import Intake
 from .requests.running_generations import RunningGenerations

@@ -4,8 +4,8 @@
                ◀──WorkerStatus lines───────
 
 The supervisor serves no requests and imports no torch. Read ``supervisor.py``, then ``supervised_engine.py`` (an engine
-across restarts), ``engine_process.py`` (one process of it) and ``restart.py`` (the policy). ``silence.py``,
-``reaper.py`` and ``death_notices.py`` each run a loop. ``fork_server.py`` keeps the process that forks engine cores.
+across restarts), ``engine_process.py`` (one process of it) and ``restart.py`` (the policy). ``reaper.py``,
+``SilenceWatch`` and ``DeathNotices`` each run a loop. ``fork_server.py`` keeps the process that forks engine cores.
 """
 
 from .placement import Placement, place_engines

@@ -1,23 +1,34 @@
-"""Worker process of an engine as the supervisor sees it: configuration in, status lines out, exit code."""
+"""Worker process of an engine as the supervisor sees it: how it starts, reports, falls silent and ends.
+
+It is forked by the fork server of the host, or spawned without one. It reads its configuration and writes status lines,
+one every ``STATUS_INTERVAL_S``, also while it loads. It counts as dead when the line is overdue by ``stall_timeout_s``,
+because it is stopped or hangs; then it is killed. Two spans do not count: the time in which the supervisor itself did
+not run, because the lines of that time are unread in the pipe; and the time in which the worker process was runnable
+without a processor.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import IO
+from typing import IO, Protocol
 
 import msgspec
 import structlog
 
 from ...shared.errors import RedisUnavailableError
 from ...shared.messages.supervision import EngineState, WorkerStatus
-from ..config.worker_config import WorkerConfig
+from ..config.worker_config import STATUS_INTERVAL_S, WorkerConfig
+from ..processes.forking import FORK_VERSION, ForkedProcess, ForkWorker, NotForkedError, fork_process, workers_address
+from ..processes.host import waited_for_processor_s
 from ..processes.process_tree import group_lives, is_stopped, kill_process_tree
-from ..processes.starvation import waited_for_processor_s
 from .restart import Death
-from .worker_process import WorkerProcess, start_worker
 
 # A status may carry a long traceback.
 MAX_STATUS_LINE_BYTES = 1 << 22
@@ -29,6 +40,13 @@ GROUP_POLL_S = 0.02
 SIGNALS_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 
 log = structlog.get_logger()
+COMMAND = (sys.executable, "-m", "penstock.worker.serving")
+# The first worker process of a host waits for the imports of the fork server.
+FORK_TIMEOUT_S = 30.0
+MAX_INTERVAL_S = 0.25
+MAX_OVERSLEEP_S = 1.0
+# Covers the start of the interpreter and its imports, which are slow on a host that starts many engines.
+FIRST_REPORT_TIMEOUT_S = 60.0
 
 
 class EngineProcess:
@@ -199,3 +217,139 @@ class EngineProcess:
         if self._process is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
+
+
+class WorkerProcess(Protocol):
+    """A running worker process, forked or spawned."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdin(self) -> IO[bytes]: ...
+
+    @property
+    def stdout(self) -> IO[bytes]: ...
+
+    async def wait(self) -> int:
+        """Wait for its end and return its exit status as ``Popen.returncode``."""
+        ...
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal. Does nothing after its end."""
+        ...
+
+
+async def start_worker(config: WorkerConfig) -> WorkerProcess:
+    """Start a worker process in a new session, so that Ctrl-C reaches only the supervisor.
+
+    If the fork server is away or refuses, the process is spawned, which takes longer.
+
+    Raises:
+        OSError: the host cannot start another process.
+    """
+    forked = await _fork(config) if config.fork_server else None
+    process = forked or _Spawned(config.engine_id)
+    is_forked = forked is not None
+    log.info("worker_started", engine_id=config.engine_id, worker_pid=process.pid, is_forked=is_forked)
+    return process
+
+
+class _Spawned:
+    def __init__(self, engine_id: str) -> None:
+        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.pid = process.pid
+        self.stdin, self.stdout = process.stdin, process.stdout
+        self.send_signal = process.send_signal
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        self._process, self._ended = process, ended
+
+        # Uses a thread, because the default executor has too few for a host of many engines.
+        def wait() -> None:
+            process.wait()
+            with suppress(RuntimeError):  # the loop has ended, so nothing waits for the event
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=wait, name=f"wait-{engine_id}", daemon=True).start()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return self._process.returncode
+
+
+class _Forked:
+    def __init__(self, process: ForkedProcess, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self.pid = process.pid
+        self.wait = process.wait
+        self.stdin, self.stdout = stdin, stdout
+        self._process = process
+
+    def send_signal(self, number: int, /) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+async def _fork(config: WorkerConfig) -> _Forked | None:
+    request = ForkWorker(
+        version=FORK_VERSION,
+        engine_id=config.engine_id,
+        environment=dict(os.environb),
+        folder=os.getcwdb(),
+        module_paths=sys.path,
+    )
+    (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
+    stdin, stdout = open(ours_out, "wb"), open(ours_in, "rb")  # noqa: SIM115, ASYNC230  # the caller closes them
+    try:
+        descriptors = [theirs_in, theirs_out, 2]
+        process = await fork_process(workers_address(config.fork_server), request, descriptors, FORK_TIMEOUT_S)
+    except BaseException as error:
+        stdin.close()
+        stdout.close()
+        if not isinstance(error, NotForkedError):
+            raise
+        remedy = "it is spawned instead, which takes longer"
+        log.warning("worker_not_forked", engine_id=config.engine_id, reason=str(error), remedy=remedy)
+        return None
+    finally:
+        os.close(theirs_in)
+        os.close(theirs_out)
+    return _Forked(process, stdin, stdout)
+
+
+class SilenceWatch:
+    """Watch over worker processes that must report.
+
+    Args:
+        config: gives the timeout.
+        processes: returns the processes that are expected to report.
+    """
+
+    def __init__(self, config: WorkerConfig, processes: Callable[[], Iterable[EngineProcess]]) -> None:
+        self._timeout_s = STATUS_INTERVAL_S + config.stall_timeout_s
+        self._interval_s = min(MAX_INTERVAL_S, config.stall_timeout_s / 4)
+        # Bounded by half of a short timeout, or that much time asleep would look like silence.
+        self._max_oversleep_s = min(MAX_OVERSLEEP_S, config.stall_timeout_s / 2)
+        self._processes = processes
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        clock = asyncio.get_running_loop().time
+        awake_since = checked_at = clock()
+        while True:
+            await asyncio.sleep(self._interval_s)
+            now = clock()
+            if now - checked_at > self._interval_s + self._max_oversleep_s:
+                log.warning("supervisor_paused", gap_s=round(now - checked_at, 1))
+                awake_since = now
+            checked_at = now
+            self.check(now, awake_since)
+
+    def check(self, now: float, awake_since: float) -> None:
+        """Kill processes whose last report is too old. Both times are of the loop's clock, in seconds."""
+        for process in self._processes():
+            silence_s = now - max(process.last_report_at, awake_since)
+            timeout_s = self._timeout_s if process.has_reported else max(self._timeout_s, FIRST_REPORT_TIMEOUT_S)
+            if silence_s > timeout_s and silence_s - process.starved_s() > timeout_s:
+                process.kill_for_silence(now - process.last_report_at)

@@ -37,14 +37,12 @@ from ...shared.messages.supervision import DrainCommand, ScaleCommand, WorkerCom
 from ...shared.process import service_manager
 from ...shared.shards import check_servers, make_connections
 from ..config.worker_config import WorkerConfig
-from .death_notices import DeathNotices
-from .engine_process import EngineProcess
+from .engine_process import EngineProcess, SilenceWatch
 from .reaper import Reaper
 from .restart import Phase
 from .scaling import HAND_BACK_TIMEOUT_S, Scaling
-from .silence import SilenceWatch
 from .stat_loggers import StatLoggerManager
-from .supervised_engine import Engine
+from .supervised_engine import DeathNotices, Engine
 
 if TYPE_CHECKING:
     # Needs prometheus_client, which a worker without metrics does not import.

@@ -1,23 +1,47 @@
 """A model's chat template, rendered in jinja2's sandbox with the names that templates on the hub expect.
 
-Source: transformers, "Chat templates" (``tools`` and ``documents`` are None without any; tools may have a separate
-template). Tags, filters and globals are in ``chat_environment.py``.
+Sources: transformers, "Chat templates" (``tools`` and ``documents`` are None without any; tools may have a separate
+template), and ``transformers.utils.chat_template_utils``. Extensions: ``loopcontrols`` and the tag ``generation``.
+Filters: ``tojson`` without HTML escapes. Globals: ``raise_exception``, ``strftime_now``, and ``dict`` and ``namespace``
+of which templates cannot reach Python.
+
+A template also shows how the model writes tool calls and reasoning, since it renders earlier replies of the model. The
+names of these styles are those of the parsers in ``producer/openai`` and of vLLM.
 """
 
 from __future__ import annotations
 
+import datetime
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
-from jinja2 import TemplateError, meta
+from jinja2 import TemplateError, meta, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from ...shared.errors import ModelLoadError, PenstockError, RequestFailedError, ValidationError
+from ...shared.params.chat import REASONING_MARKS
 from ...shared.process.boundary import describe
-from .chat_environment import make_environment
+from ...shared.values.shown import shown
 from .chat_messages import MessageForm, Messages
 from .model_files import read_json
 
 CHAT_TEMPLATE_FAILED = "chat_template_failed"
+# Marks in a template and the parser that they indicate; the first match counts.
+_TOOL_CALLS = (
+    ("[TOOL_CALLS]", "mistral"),
+    ("<tool_call>", "hermes"),
+    ("<|python_tag|>", "llama3_json"),
+    ('"parameters": dictionary of argument name', "llama3_json"),
+)
+# Qwen's Coder and GLM use the same marks, but write XML between them.
+_NOT_HERMES = ("<function=", "<arg_key>")
+# The parser of qwen3's marks if the prompt already contains the first one.
+OPENED_BY_PROMPT = "deepseek_r1"
 
 
 class ChatTemplate:
@@ -113,3 +137,109 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             tokens[name] = value
     return tokens
+
+
+class ChatStyle(NamedTuple):
+    """Names of parsers; empty if the template shows none."""
+
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
+
+
+def style_of(template: ChatTemplate) -> ChatStyle:
+    """Return the parsers that ``template`` indicates."""
+    source = template.tool_use_source
+    tool_calls = next((name for mark, name in _TOOL_CALLS if mark in source), "")
+    if tool_calls == "hermes" and any(mark in source for mark in _NOT_HERMES):
+        tool_calls = ""
+    return ChatStyle(tool_calls, _reasoning(template))
+
+
+def _reasoning(template: ChatTemplate) -> str:
+    for name, (start, end) in REASONING_MARKS.items():
+        if end in template.source:
+            try:
+                prompt = template.render([{"role": "user", "content": "probed"}], {})
+            except PenstockError:  # it refuses this message, or is broken, so the end of the prompt is unknown
+                return name
+            return OPENED_BY_PROMPT if name == "qwen3" and prompt.rstrip().endswith(start) else name
+    return ""
+
+
+def make_environment() -> ImmutableSandboxedEnvironment:
+    """Return an environment that compiles and renders templates as transformers does."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+class _GenerationTag(Extension):
+    """The tag ``{% generation %}…{% endgeneration %}``, which marks a reply for training and renders its content.
+
+    The content has a separate scope, as in transformers, where it is the body of a call.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it without ClassVar
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+    def _render(self, caller: Any) -> str:
+        return caller()
+
+
+class _Dict:
+    """The ``dict`` of templates: a function, so that no attribute of the class can be reached."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """The ``namespace`` of templates, which refuses names with a leading underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # Without a parameter named self, so that a template may write namespace(self=...).
+        self, *rest = args
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a chat template cannot store {shown(name)} in a namespace: it begins with an underscore")
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

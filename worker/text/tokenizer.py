@@ -17,16 +17,11 @@ from ...shared.errors import ModelLoadError, UnsupportedParameterError
 from ...shared.params.chat import AUTO, NONE, REASONING_MARKS, num_thought
 from ...shared.params.prompts import Cut
 from ...shared.params.sampling import SamplingParams
-from .chat_style import OPENED_BY_PROMPT, ChatStyle, style_of
-from .chat_template import ChatTemplate
-from .cutting import encode_cut, encode_cut_pair
-from .decode_context import DecodeContext
-from .detokenizer import IncrementalDetokenizer
-from .encoding import encode, max_chars_per_token, tokenizing
+from .chat_template import OPENED_BY_PROMPT, ChatStyle, ChatTemplate, style_of
+from .detokenizer import DecodeContext, IncrementalDetokenizer
+from .encoding import encode, encode_cut, encode_cut_pair, max_chars_per_token, tokenizing
 from .model_files import read_json
-from .token_bytes import TokenBytes
-from .token_kinds import TokenKinds
-from .token_sequences import bad_word_sequences, find_marks, find_think_token_ids
+from .vocabulary import TokenBytes, TokenKinds, bad_word_sequences, find_marks, find_think_token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
 # More tokens than templates write after the last message.

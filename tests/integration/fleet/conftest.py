@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.worker.fleet.wire import AgentSpec
+from penstock.worker.fleet.backend import AgentSpec
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
 from ...conftest import DEMO_MODEL

@@ -17,11 +17,11 @@ from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.worker.fleet.agent import HostAgent
+from penstock.worker.fleet.backend import AgentPhase, AgentSpec, AgentStatus
 from penstock.worker.fleet.demand import Demand
 from penstock.worker.fleet.fleet import Fleet, FleetStartError
 from penstock.worker.fleet.member import MemberPhase
 from penstock.worker.fleet.scaling import ScalingOptions
-from penstock.worker.fleet.wire import AgentPhase, AgentSpec, AgentStatus
 
 from ...gate import Gate
 from ...processes import is_gone

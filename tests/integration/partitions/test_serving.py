@@ -28,7 +28,7 @@ from penstock.worker.serving.claiming import ClaimLoop
 from penstock.worker.serving.core.client import CoreClient
 from penstock.worker.serving.partitions.served_partitions import ServedPartition, ServedPartitions
 from penstock.worker.serving.publisher import Publisher
-from penstock.worker.serving.redis_pressure import RedisPressure
+from penstock.worker.serving.redis_waiting import RedisPressure
 from penstock.worker.serving.reporting.engine_meter import EngineMeter
 from penstock.worker.serving.reporting.observers import RequestLog
 from penstock.worker.serving.requests.intake import Intake

@@ -19,9 +19,8 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.serving.core.client import CoreClient
 from penstock.worker.serving.partitions.served_partitions import ServedPartitions
-from penstock.worker.serving.reporting import loaded_adapters
-from penstock.worker.serving.reporting.heartbeat import Heartbeat
-from penstock.worker.serving.reporting.loaded_adapters import LoadedAdapters
+from penstock.worker.serving.reporting import heartbeat
+from penstock.worker.serving.reporting.heartbeat import Heartbeat, LoadedAdapters
 
 CATS, DOGS = "c" * 64, "d" * 64
 
@@ -67,7 +66,7 @@ async def until_said(commands: CommandConnection, broker: Broker, digests: set[s
 async def test_what_is_loaded_is_said_at_each_change_and_taken_back_at_the_end(
     commands: CommandConnection, broker: Broker, loaded: LoadedAdapters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loaded_adapters, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(heartbeat, "PATIENCE_S", 60.0)
     running = asyncio.create_task(loaded.run())
     for digests in ([CATS], [CATS, DOGS], [DOGS], []):
         loaded.update(EngineCoreOutputs(lora_digests=digests))
@@ -84,7 +83,7 @@ async def test_what_is_loaded_is_said_at_each_change_and_taken_back_at_the_end(
 async def test_a_redis_that_has_lost_it_is_told_again(
     commands: CommandConnection, broker: Broker, loaded: LoadedAdapters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loaded_adapters, "REPORT_EVERY_S", 0.05)
+    monkeypatch.setattr(heartbeat, "REPORT_EVERY_S", 0.05)
     running = asyncio.create_task(loaded.run())
     loaded.update(EngineCoreOutputs(lora_digests=[CATS]))
     await until_said(commands, broker, {CATS})

@@ -16,7 +16,7 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.serving import publisher as publisher_module
 from penstock.worker.serving.publisher import Publisher
-from penstock.worker.serving.redis_pressure import RedisPressure
+from penstock.worker.serving.redis_waiting import RedisPressure
 from penstock.worker.serving.reporting.engine_meter import EngineMeter
 from penstock.worker.serving.requests.generation import Generation
 from penstock.worker.serving.requests.segments import Segment

@@ -19,7 +19,11 @@ from penstock.shared.keys import Keys
 from penstock.shared.messages.supervision import DrainCommand, EngineState, ScaleCommand, WorkerCommand
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
-from penstock.worker.supervisor import Supervisor, death_notices, supervised_engine, worker_process
+from penstock.worker.supervisor import (
+    Supervisor,
+    engine_process,
+    supervised_engine,
+)
 from penstock.worker.supervisor.host_metrics import MetricsServer
 from penstock.worker.supervisor.restart import Phase
 
@@ -152,12 +156,12 @@ StartHost = Callable[..., Awaitable[StubHost]]
 
 def wait_for_redis(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Set how long a supervisor that ends waits for Redis to take what it leaves behind."""
-    monkeypatch.setattr(death_notices, "REMOVE_TIMEOUT_S", seconds)
+    monkeypatch.setattr(supervised_engine, "REMOVE_TIMEOUT_S", seconds)
     monkeypatch.setattr(supervised_engine, "LAST_RECLAIM_TIMEOUT_S", seconds)
 
 
 def use_stub_workers(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Make supervisors of this process start stubs, and wait at their end for a Redis that is only slow."""
-    monkeypatch.setattr(worker_process, "COMMAND", STUB_COMMAND)
+    monkeypatch.setattr(engine_process, "COMMAND", STUB_COMMAND)
     wait_for_redis(monkeypatch, 30.0)
     monkeypatch.setenv("STUB_FOLDER", str(folder))

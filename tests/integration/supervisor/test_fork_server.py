@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from penstock.producer import Client, SamplingParams
-from penstock.worker.processes.forked_process import fork_process
 from penstock.worker.processes.forking import (
     FORK_VERSION,
     NUM_DESCRIPTORS,
@@ -25,6 +24,7 @@ from penstock.worker.processes.forking import (
     Forked,
     ForkWorker,
     NotForked,
+    fork_process,
     workers_address,
 )
 from penstock.worker.processes.ipc import FrameSplitter, frame, socket_pair

@@ -14,7 +14,7 @@ import pytest
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.process import children
-from penstock.worker.supervisor import host_metrics, http_server
+from penstock.worker.supervisor import host_metrics
 from penstock.worker.supervisor.host_metrics import MetricsServer
 
 from ...redis_server import RedisServer
@@ -46,7 +46,7 @@ async def host(
     use_stub_workers(monkeypatch, tmp_path)
     # What does not answer is only slow, but where a test says otherwise.
     monkeypatch.setattr(host_metrics, "REDIS_PATIENCE_S", 60.0)
-    monkeypatch.setattr(http_server, "LOOP_PATIENCE_S", 60.0)
+    monkeypatch.setattr(host_metrics, "LOOP_PATIENCE_S", 60.0)
     commands = CommandConnection(server.url)
     config = {"redis_url": server.url, "namespace": "n", "heartbeat_interval_s": 0.1}
     host = StubHost(commands, tmp_path, 2, config, metrics)
@@ -116,7 +116,7 @@ async def test_who_drains_is_not_ready_but_healthy(host: StubHost, http: httpx.A
 async def test_a_loop_that_does_not_run_is_told_of(
     host: StubHost, metrics: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "LOOP_PATIENCE_S", 0.2)
+    monkeypatch.setattr(host_metrics, "LOOP_PATIENCE_S", 0.2)
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(httpx.get(f"{metrics.url}/healthz", timeout=60)))
     asking.start()

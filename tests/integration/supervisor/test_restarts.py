@@ -14,7 +14,7 @@ import redis
 from penstock.shared.errors import EngineDeadError
 from penstock.shared.process import children
 from penstock.worker import cli as worker_cli
-from penstock.worker.supervisor import EngineStartError, worker_process
+from penstock.worker.supervisor import EngineStartError, engine_process
 from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Death, Phase
 from penstock.worker.supervisor.supervisor import StopMode
 
@@ -164,11 +164,11 @@ async def test_kill_takes_back_what_was_held(start_host: StartHost, monkeypatch:
 
 async def test_a_host_without_room_for_a_process(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:
     host = await start_host()
-    command = worker_process.COMMAND
-    monkeypatch.setattr(worker_process, "COMMAND", ("/nonexistent",))
+    command = engine_process.COMMAND
+    monkeypatch.setattr(engine_process, "COMMAND", ("/nonexistent",))
     host.process(0).kill()
     await eventually(lambda: host.engines[0].death and "could not be started" in host.engines[0].death.reason)
-    monkeypatch.setattr(worker_process, "COMMAND", command)
+    monkeypatch.setattr(engine_process, "COMMAND", command)
     await eventually(lambda: host.engines[0].policy.phase is Phase.SERVING)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.worker.processes.starvation import waited_for_processor_s
+from penstock.worker.processes.host import waited_for_processor_s
 
 from .conftest import wait_until
 

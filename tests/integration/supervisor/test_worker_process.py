@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from penstock.worker.supervisor import worker_process
+from penstock.worker.supervisor import engine_process
 
 
 def test_a_process_may_end_after_the_loop_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_a_process_may_end_after_the_loop_that_started_it(monkeypatch: pytest.Mo
         monkeypatch.setattr(threading, "excepthook", raised.append)
 
         async def start() -> None:
-            worker_process._Spawned("late")
+            engine_process._Spawned("late")
 
         asyncio.run(start())
         (waiting,) = (thread for thread in threading.enumerate() if thread.name == "wait-late")

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from penstock.worker import cli as worker_cli
+from penstock.worker.fleet.backend import AgentPhase, AgentStatus
 from penstock.worker.fleet.run import passed_on, resources_of
-from penstock.worker.fleet.wire import AgentPhase, AgentStatus
 from penstock.worker.programs import START
 
 from ..options.harness import read

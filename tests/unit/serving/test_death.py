@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from penstock.worker.processes import host
-from penstock.worker.processes.exit_status import GROUP_BROKEN
+from penstock.worker.processes.ipc import GROUP_BROKEN
 from penstock.worker.serving.core.death import cause_of_exit, cause_of_stall
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.worker.serving.loading.watch import MIN_MOVED_BYTES, Activity, LoadWatch
+from penstock.worker.serving.core.stall import MIN_MOVED_BYTES, Activity, LoadWatch
 
 TIMEOUT_S = 40.0
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from penstock.shared.errors import ValidationError
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.pooling import PoolingParams, PoolingSetup
-from penstock.worker.serving.requests.prompt_tokens import PooledText
+from penstock.worker.serving.requests.intake import PooledText
 from penstock.worker.text.thread import TextThread
 from penstock.worker.text.tokenizer import TextCodec
 

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.worker.serving.redis_pressure import FIRST_PAUSE_S, MAX_PAUSE_S, RedisPressure, cpu_seconds
+from penstock.worker.serving.redis_waiting import FIRST_PAUSE_S, MAX_PAUSE_S, RedisPressure, cpu_seconds
 
 
 class Readings:
@@ -59,7 +59,7 @@ def test_a_restarted_server_gives_no_reading() -> None:
 
 
 async def test_an_idle_writer_stops_polling_when_no_pause_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.worker.serving.redis_pressure.CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.worker.serving.redis_waiting.CHECK_EVERY_S", 0.0)
     checks: asyncio.Queue[float | None] = asyncio.Queue()
     at_s = itertools.count(100.0)
 

@@ -97,7 +97,7 @@ def test_a_template_that_fails_on_a_chat_is_the_callers_error(kind: type[BaseExc
 def test_a_template_that_fails_on_every_chat_is_the_models_failure(
     kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.worker.text.chat_environment._strftime_now", raising(kind))
+    monkeypatch.setattr("penstock.worker.text.chat_template._strftime_now", raising(kind))
     template = ChatTemplate("{{ strftime_now('%Y') }}", {})
     TextCodec(make_tokenizer(), template)  # a worker starts with it: completions can be served
     with pytest.raises(errors.PenstockError, match="chat template") as caught:

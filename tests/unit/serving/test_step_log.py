@@ -4,7 +4,7 @@ from pathlib import Path
 
 from penstock.shared.messages.core import EngineCoreOutputs, SchedulerStats
 from penstock.shared.stats import StepStats, decode_steps
-from penstock.worker.serving.reporting.step_log import STEPS_PER_WRITE, StepLog
+from penstock.worker.serving.reporting.engine_meter import STEPS_PER_WRITE, StepLog
 
 
 def outputs(at_s: float, num_running: int, step_s: float = 0.5) -> EngineCoreOutputs:

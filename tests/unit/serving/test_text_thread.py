@@ -22,13 +22,13 @@ from penstock.shared.messages.core import Ready
 from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
 from penstock.shared.params.pooling import PoolingParams, PoolingSetup
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.serving.calls.text_calls import TextCalls
+from penstock.worker.serving.calls.call_handler import TextCalls
 from penstock.worker.serving.requests.intake import Intake
 from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.encoding import encode, max_chars_per_token
 from penstock.worker.text.thread import LONG_TEXT_CHARS
-from penstock.worker.text.token_bytes import byte_alphabet
 from penstock.worker.text.tokenizer import TextCodec
+from penstock.worker.text.vocabulary import byte_alphabet
 
 DEADLINE_S = 60.0
 LONG_TEXT = "17 + 4 = 21. " * LONG_TEXT_CHARS

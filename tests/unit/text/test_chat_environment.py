@@ -8,7 +8,7 @@ import pytest
 from jinja2 import Environment, TemplateError
 from jinja2.exceptions import SecurityError
 
-from penstock.worker.text.chat_environment import make_environment
+from penstock.worker.text.chat_template import make_environment
 
 NAMES: dict[str, Any] = {
     "messages": [{"role": "user", "content": "a <b> é\n"}, {"role": "assistant", "content": "b"}],

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from penstock.worker.text.chat_style import ChatStyle, style_of
-from penstock.worker.text.chat_template import ChatTemplate
+from penstock.worker.text.chat_template import ChatStyle, ChatTemplate, style_of
 from penstock.worker.text.tokenizer import TextCodec
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}

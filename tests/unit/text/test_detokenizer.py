@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from penstock.worker.text.decode_context import NO_CONTEXT, DecodeContext
-from penstock.worker.text.detokenizer import IncrementalDetokenizer
-from penstock.worker.text.token_bytes import TokenBytes
-from penstock.worker.text.token_kinds import TokenKinds
+from penstock.worker.text.detokenizer import NO_CONTEXT, DecodeContext, IncrementalDetokenizer
+from penstock.worker.text.vocabulary import TokenBytes, TokenKinds
 
 CORPUS = ["the quick brown fox", "déjà vu", "日本語のテキスト", "emoji 👩‍👩‍👧 🙂", "a  b   c"] * 4
 

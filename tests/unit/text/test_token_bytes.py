@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from penstock.worker.text.token_bytes import TokenBytes, byte_alphabet
-from penstock.worker.text.token_kinds import TokenKinds
+from penstock.worker.text.vocabulary import TokenBytes, TokenKinds, byte_alphabet
 
 
 def test_of_a_byte_level_vocabulary() -> None:

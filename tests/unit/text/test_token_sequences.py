@@ -13,8 +13,8 @@ from penstock.shared.errors import UnsupportedParameterError, ValidationError
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.text.chat_template import ChatTemplate
-from penstock.worker.text.token_sequences import bad_word_sequences, find_think_token_ids
 from penstock.worker.text.tokenizer import TextCodec
+from penstock.worker.text.vocabulary import bad_word_sequences, find_think_token_ids
 
 from .test_detokenizer import byte_level
 

@@ -4,7 +4,7 @@
            │                                  │                                   │
         refused                    refused, cache allocated again       the old restored, or the core ends
 
-Nothing runs meanwhile; the worker process ensures that (``worker/serving/loading/reload.py``).
+Nothing runs meanwhile; the worker process ensures that (``worker/serving/calls/reload.py``).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 
 from ....shared.process.log import log_options
-from ...processes.forked_child import be_child
+from ...processes.forking import be_child
 from ...processes.process_tree import is_own_fault
 from .messages import RankAnswer, RankChannel
 

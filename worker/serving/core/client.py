@@ -47,9 +47,8 @@ from ...processes.host import num_oom_kills
 from ...processes.ipc import WorkerChannel, socket_pair
 from ...processes.process_tree import kill_process_tree
 from ...processes.progress import ProgressReader
-from .death import Cause, CoreDeath, cause_of_exit, cause_of_stall
+from .death import Cause, CoreDeath, CoreTrace, cause_of_exit, cause_of_stall
 from .process import CoreProcess, Launch, start_core
-from .trace import CoreTrace
 
 SHUTDOWN_TIMEOUT_S = 5.0
 # How long a core may take to exit once it has closed the channel.

@@ -1,17 +1,23 @@
-"""Classify the end of an engine core: caused by the engine and its requests, or from outside."""
+"""Classify the end of an engine core by its exit and its traceback: caused by its requests, or from outside."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 from typing import NamedTuple
 
 import msgspec
 
-from ...processes.exit_status import GROUP_BROKEN
+from ...processes.ipc import GROUP_BROKEN
 from ...processes.process_tree import is_own_fault, is_stopped, stopped_child
 
 # Exceptions of a core that has lost a rank (`engine/ranks/team.py`), and whether the cause was external.
 _RANK_LOST = {"RankKilledError": True, "RankLostError": False}
+MAX_BYTES = 1 << 16
+POLL_S = 0.02
+# Several, because between two lines a core on a busy machine may wait for a processor.
+NUM_UNCHANGED_POLLS = 5
 
 
 class Cause(NamedTuple):
@@ -80,3 +86,31 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
+
+
+class CoreTrace:
+    """A file in memory that the core inherits. The core's fault handler writes to it even if the core hangs."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("penstock-trace")
+
+    def read(self) -> str:
+        """Return the text written so far; empty if the core wrote none."""
+        text = os.pread(self.fd, MAX_BYTES, 0).decode(errors="replace")
+        # Cut off the list of some hundred extension modules with which the fault handler ends.
+        return text.partition("\nExtension modules:")[0].strip()
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until text is written and does not grow any more, at most ``timeout_s``."""
+        size = num_unchanged = 0
+        for _ in range(round(timeout_s / POLL_S)):
+            await asyncio.sleep(POLL_S)
+            last_size, size = size, os.fstat(self.fd).st_size
+            num_unchanged = num_unchanged + 1 if size == last_size > 0 else 0
+            if num_unchanged == NUM_UNCHANGED_POLLS:
+                return
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -12,8 +12,7 @@ import msgspec
 import structlog
 
 from ....shared.process.children import start_child
-from ...processes.forked_process import NotForkedError, fork_process
-from ...processes.forking import FORK_VERSION, ForkCore
+from ...processes.forking import FORK_VERSION, ForkCore, NotForkedError, fork_process
 
 # The first core of a host waits until the fork server has imported its modules, which takes as long as in the core.
 FORK_TIMEOUT_S = 120.0

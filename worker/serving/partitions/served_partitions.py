@@ -18,7 +18,7 @@ from ....shared.broker import Broker
 from ....shared.errors import PenstockError
 from ....shared.partitions import Layout, home_order
 from ..publisher import Publisher
-from ..redis_pressure import RedisPressure
+from ..redis_waiting import RedisPressure
 
 # Shorter than shared.partitions.layout.MAX_AGE_S, within which a new partition must be served.
 REFRESH_EVERY_S = 3.0

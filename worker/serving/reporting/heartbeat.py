@@ -1,7 +1,8 @@
-"""Reports on the state of this engine: the heartbeat in Redis, and status lines for the supervisor.
+"""Report the state of this engine: the heartbeat in Redis, its loaded adapters, and status lines for the supervisor.
 
 The heartbeat, with a time to live, describes engine and model every second. A status line is written at every change of
 state and every second. It includes the heartbeat, so that the supervisor knows its engines while Redis is unreachable.
+Claims and heartbeats use the adapters that the core has loaded; pinned ones are loaded at the start.
 """
 
 from __future__ import annotations
@@ -16,25 +17,34 @@ import struct
 import sys
 import termios
 import time
+from contextlib import suppress
 
 import msgspec
 import psutil
 import structlog
 
+from ....shared.broker.engine_calls import LOADED_TTL_MS, report_loaded
 from ....shared.connection import CommandConnection
+from ....shared.control.model import AddLora, PinLora
 from ....shared.deployment.records import EngineHeartbeat, ModelCard
-from ....shared.errors import RedisUnavailableError
+from ....shared.errors import PenstockError, RedisUnavailableError
 from ....shared.keys import Keys
-from ....shared.messages.core import GroupStatus, SchedulerStats
+from ....shared.lora.registry import AdapterRecord, AdapterRegistry
+from ....shared.messages.core import EngineCoreOutputs, GroupStatus, SchedulerStats
 from ....shared.messages.supervision import EngineState, WorkerStatus
 from ....shared.stats import EngineStats
 from ...config.worker_config import STATUS_INTERVAL_S, WorkerConfig
 from ...processes.progress import Phase, Progress, ProgressReader
+from ..core.client import CoreClient
 from ..core.stall import StallWatch
+from ..partitions.served_partitions import ServedPartition, ServedPartitions
 
 REGISTER_EVERY = 10
 
 log = structlog.get_logger()
+REPORT_EVERY_S = LOADED_TTL_MS / 3000
+# A partition whose Redis is unreachable gets the report in the next round.
+PATIENCE_S = 1.0
 
 
 class Heartbeat:
@@ -258,3 +268,76 @@ def _all_is_read() -> bool:
     except OSError:
         return False  # standard output is not a pipe, because the process was started by hand
     return struct.unpack("i", unread) == (0,)
+
+
+class LoadedAdapters:
+    """Reporter of loaded adapters. Its collaborators belong to the ``WorkerService``.
+
+    Call ``update`` with the core's outputs, ``run`` until cancelled, then ``leave``.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        connection: CommandConnection,
+        parts: ServedPartitions,
+        core: CoreClient,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._engine_id = config.engine_id
+        self._model = config.engine.model_name
+        self._connection = connection
+        self._registry = AdapterRegistry(connection, Keys(config.namespace))
+        self._parts = parts
+        self._core = core
+        self._heartbeat = heartbeat
+        self._has_changed = asyncio.Event()
+        self._has_reported = False
+
+    def update(self, outputs: EngineCoreOutputs) -> None:
+        """Record which adapters are loaded, if the outputs contain it."""
+        if outputs.lora_digests is not None:
+            self._heartbeat.lora_digests = outputs.lora_digests
+            self._has_changed.set()
+
+    async def run(self) -> None:
+        """Load pinned adapters, and report all loaded ones at each change and every ``REPORT_EVERY_S``."""
+        loading = asyncio.create_task(self._load_pinned())
+        try:
+            while True:
+                self._has_changed.clear()
+                if self._heartbeat.lora_digests or self._has_reported:
+                    await self._report(self._heartbeat.lora_digests)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(REPORT_EVERY_S):
+                        await self._has_changed.wait()
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+
+    async def leave(self) -> None:
+        """Report that no adapter is loaded, so that no requests wait for this engine. Otherwise the report expires."""
+        if self._has_reported:
+            await self._report([])
+
+    async def _report(self, digests: list[str]) -> None:
+        self._has_reported = True
+        await asyncio.gather(*(self._report_to(part, digests) for part in self._parts))
+
+    async def _report_to(self, part: ServedPartition, digests: list[str]) -> None:
+        with suppress(TimeoutError, PenstockError):  # without the report, any engine may claim the requests
+            async with asyncio.timeout(PATIENCE_S):
+                await report_loaded(self._connection, part.broker.keys, self._engine_id, digests)
+
+    async def _load_pinned(self) -> None:
+        records = await self._registry.read(self._model)
+        for record in {record.digest: record for record in records if record.pinned}.values():
+            await self._load(record)
+
+    async def _load(self, record: AdapterRecord) -> None:
+        """Load and pin an adapter. A failure is only logged, since requests that use the adapter report it too."""
+        try:
+            await self._core.call(AddLora(record.request()))
+            await self._core.call(PinLora(record.number))
+        except PenstockError as error:
+            log.warning("pinned_adapter_not_loaded", adapter=record.name, digest=record.digest, error=str(error))

@@ -26,7 +26,6 @@ from ...text.stop_strings import StopStrings
 from ...text.tokenizer import TextCodec
 from ..reporting.request_timing import RequestTiming
 from .segments import Segment
-from .unsent_text import UnsentText
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -38,7 +37,7 @@ class Generation:
     """The text side of a claimed request, whose prompt is already tokenized.
 
     A resumed request replays its logged tokens through detokenizer and stop strings, so that both continue where the
-    former engine stopped. Only text that follows the logged text is sent (``unsent_text.py``).
+    former engine stopped. Only text that follows the logged text is sent (``UnsentText``).
 
     Args:
         weights_version: version of the weights that compute the request; its first delta reports it.
@@ -336,3 +335,37 @@ class SegmentGeneration(Generation):
             delta.segment_ends = [end]
             delta.finish_reason = delta.stop_reason = None
         return delta, stop_core
+
+
+class UnsentText:
+    """Text of a request that is not in the log yet, computed from the logged text and the replayed one.
+
+    The text after a number of tokens depends on which of them were decoded together: within a character no text is
+    sent, and records of the log are merged when Redis is slow. So an engine that replays the logged tokens may get less
+    text than the log contains, or more.
+    """
+
+    def __init__(self) -> None:
+        self._replayed = ""
+        self._num_logged = 0
+        self._lacks_space = False
+
+    def replay(self, text: str, logged: str) -> None:
+        """Process a record of the log: the ``text`` that its tokens decode to here, and its ``logged`` text."""
+        is_first = bool(logged) and not self._num_logged
+        self._replayed += text
+        self._num_logged += len(logged)
+        # Release 0.1 omitted the space with which the output of a SentencePiece model follows its prompt.
+        if is_first and self._replayed.startswith(" ") and not logged.startswith(" "):
+            self._lacks_space = True
+
+    def add(self, text: str) -> str:
+        """Append ``text`` and return the part of the text that follows the logged text."""
+        if not self._num_logged and not self._replayed:
+            return text
+        text = self._replayed + text
+        if self._lacks_space:
+            text, self._lacks_space = text.removeprefix(" "), False
+        num_sent, self._num_logged = min(self._num_logged, len(text)), max(self._num_logged - len(text), 0)
+        self._replayed = ""
+        return text[num_sent:]

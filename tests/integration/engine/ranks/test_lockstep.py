@@ -15,7 +15,7 @@ from penstock.shared.control.model import SaveShardedState
 from penstock.shared.messages.core import LeaveWave, StartupFailed, StartWave, WavePhase
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.processes.exit_status import GROUP_BROKEN
+from penstock.worker.processes.ipc import GROUP_BROKEN
 
 from ....processes import listening_at
 from ..harness import generate, request

@@ -1,4 +1,4 @@
-"""Slow down output while Redis is overloaded.
+"""Wait for a Redis that is slow: delay output while it is overloaded, and give up soon once this process stops.
 
 Redis runs commands on one core, and a delta costs it the same time whatever its size. While Redis has time to spare,
 readers get their tokens as they are generated. When it is overloaded, every engine that writes to it delays its deltas,
@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 from redis.exceptions import ResponseError
@@ -26,6 +28,9 @@ HIGH_LOAD, LOW_LOAD = 0.75, 0.5
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.01, 0.5
 
 log = structlog.get_logger()
+# How long a stopping engine waits for each reply of Redis. Nothing is lost without the reply, because leases and
+# registrations expire, and other workers reclaim the requests.
+LEAVE_PATIENCE_S = 3.0
 
 
 class RedisPressure:
@@ -100,3 +105,26 @@ def cpu_seconds(info: str) -> float:
         if len(values) == 2:
             return float(values[0]) + float(values[1])
     raise ResponseError("INFO cpu does not contain used_cpu_sys and used_cpu_user")
+
+
+async def until_leaving(
+    work: Coroutine[Any, Any, Any] | asyncio.Task[Any], leaving: asyncio.Event, patience_s: float = LEAVE_PATIENCE_S
+) -> bool:
+    """Wait for ``work`` without a limit; once ``leaving`` is set, wait ``patience_s`` more and then cancel it.
+
+    Returns whether it ended without being cancelled. Raises the exception of ``work``, if any.
+    """
+    task = asyncio.ensure_future(work)
+    signal = asyncio.create_task(leaving.wait())
+    try:
+        await asyncio.wait([task, signal], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task], timeout=patience_s)
+    finally:
+        signal.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+    if task.cancelled():
+        return False
+    task.result()
+    return True

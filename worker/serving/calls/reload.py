@@ -11,10 +11,10 @@ import structlog
 from ....shared.control.model import ReloadWeights, WeightsReloaded
 from ....shared.errors import BrokerError
 from ....shared.messages.core import Ready
-from ..calls.sleep import SleepControl
 from ..core.client import CoreClient
+from ..core.stall import until_hung
 from ..reporting.heartbeat import Heartbeat
-from .watch import until_hung
+from .sleep import SleepControl
 
 log = structlog.get_logger(__name__)
 
