@@ -11,7 +11,7 @@ from ..shared.errors import ValidationError
 from ..shared.keys import Keys
 from ..shared.shards import ShardsArgument, check_servers, make_connections
 from ..shared.tracing.endpoint import check_endpoint, is_enabled
-from ..shared.values.checks import DEFAULT_NAMESPACE
+from ..shared.values.names import DEFAULT_NAMESPACE
 from ..shared.values.shown import shown
 from .beam_search import BeamSearches
 from .client_parts.detached import DetachedRequests
@@ -219,6 +219,6 @@ def enqueue_spans(endpoint: str | None, provider: TracerProvider | None) -> Enqu
     check_endpoint(endpoint)
     if not is_enabled(endpoint):
         return EnqueueSpans()
-    from .requests.exported_enqueues import ExportedEnqueues
+    from .requests.traced_enqueues import ExportedEnqueues
 
     return ExportedEnqueues(endpoint)

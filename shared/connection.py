@@ -42,7 +42,8 @@ from .redis_access.link import (
 )
 from .redis_access.replies import deliver_replies
 from .redis_access.subscriber import DatabaseChannels, Subscriber, Subscription
-from .values.checks import DEFAULT_NAMESPACE, unencodable
+from .values.checks import unencodable
+from .values.names import DEFAULT_NAMESPACE
 from .values.shown import mask_url
 
 __all__ = ["RETRY_FOR_S", "CommandConnection", "Subscriber", "Subscription", "checked_connection"]

@@ -107,7 +107,8 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
 
 from __future__ import annotations
 
-from .values.checks import DEFAULT_NAMESPACE, as_literal, check_name, check_text, partition_name
+from .values.checks import check_text
+from .values.names import DEFAULT_NAMESPACE, as_literal, check_name, partition_name
 
 
 def channel_in(database: int, channel: str) -> str:

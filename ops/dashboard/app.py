@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from ...shared.keys import Keys
 from ...shared.shards import ShardsArgument, make_commands
-from ...shared.values.checks import DEFAULT_NAMESPACE
+from ...shared.values.names import DEFAULT_NAMESPACE
 from ..views.pages import ACTIONS, PAGES
 from ..views.source import RETRY_FOR_S
 from .access import KeyAccess, Resolve

@@ -74,46 +74,6 @@ NOISE = Curve("Noise around the load of two engines", 4 * HOUR_S, _noise())
 CURVES = (STEADY, BURST, DAY, NOISE)
 
 
-def draw(path: Path) -> None:
-    """Write a plot of all curves: load, engines and waiting tokens."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    with matplotlib.rc_context({"font.size": 8, "axes.grid": True, "grid.alpha": 0.3}):
-        picture, axes = pyplot.subplots(2, 2, figsize=(10, 6), layout="constrained")
-        try:
-            for plot, curve in zip(axes.flat, CURVES, strict=True):
-                run, seconds = curve.run(), range(0, curve.seconds, STEP_S)
-                at_h = [second / HOUR_S for second in seconds]
-                load = [curve.arrivals(second) / SPEED for second in seconds]
-                plot.plot(at_h, load, label="load", linewidth=0.5, color="tab:gray")
-                waiting = [run.waiting[second] / SPEED / 10 for second in seconds]
-                plot.plot(at_h, waiting, label="waits, in 10 s of an engine", linewidth=1, color="tab:red")
-                engines = [run.replicas[second] for second in seconds]
-                plot.step(at_h, engines, where="post", label="engines", linewidth=1.5, color="tab:blue")
-                plot.set(title=curve.title, xlabel="h", ylim=(0, MAX_REPLICAS + 1))
-            axes.flat[0].legend(loc="upper right")
-            picture.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": None})
-        finally:
-            pyplot.close(picture)
-
-
-def main() -> int:
-    """Draw the picture."""
-    parser = argparse.ArgumentParser(description="Draw what the autoscaling signal makes of four curves of load.")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="a PNG or SVG")
-    arguments = parser.parse_args()
-    need_libraries("the picture", "matplotlib", extra="sim")
-    draw(arguments.output)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 class Autoscaler:
     """An autoscaler that decides every ``POLL_S``, configured as the ScaledObject of the guide."""
 
@@ -245,3 +205,43 @@ class ScaledDeployment:
         changes = [after - before for before, after in pairwise(self.replicas)]
         signs = [change > 0 for change in changes if change]
         return sum(before != after for before, after in pairwise(signs))
+
+
+def draw(path: Path) -> None:
+    """Write a plot of all curves: load, engines and waiting tokens."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context({"font.size": 8, "axes.grid": True, "grid.alpha": 0.3}):
+        picture, axes = pyplot.subplots(2, 2, figsize=(10, 6), layout="constrained")
+        try:
+            for plot, curve in zip(axes.flat, CURVES, strict=True):
+                run, seconds = curve.run(), range(0, curve.seconds, STEP_S)
+                at_h = [second / HOUR_S for second in seconds]
+                load = [curve.arrivals(second) / SPEED for second in seconds]
+                plot.plot(at_h, load, label="load", linewidth=0.5, color="tab:gray")
+                waiting = [run.waiting[second] / SPEED / 10 for second in seconds]
+                plot.plot(at_h, waiting, label="waits, in 10 s of an engine", linewidth=1, color="tab:red")
+                engines = [run.replicas[second] for second in seconds]
+                plot.step(at_h, engines, where="post", label="engines", linewidth=1.5, color="tab:blue")
+                plot.set(title=curve.title, xlabel="h", ylim=(0, MAX_REPLICAS + 1))
+            axes.flat[0].legend(loc="upper right")
+            picture.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": None})
+        finally:
+            pyplot.close(picture)
+
+
+def main() -> int:
+    """Draw the picture."""
+    parser = argparse.ArgumentParser(description="Draw what the autoscaling signal makes of four curves of load.")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="a PNG or SVG")
+    arguments = parser.parse_args()
+    need_libraries("the picture", "matplotlib", extra="sim")
+    draw(arguments.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 from ...producer import Client, SamplingParams
 from ...shared.errors import ConfigurationError
 from ...shared.process.command_line import run_reporting_errors
-from ...shared.values.checks import DEFAULT_NAMESPACE
+from ...shared.values.names import DEFAULT_NAMESPACE
 from ..demo.busy import MODEL_NAME, keep_busy
 from ..demo.run import MODEL
 from ..local.server import LocalServer

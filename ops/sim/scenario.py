@@ -13,7 +13,7 @@ from msgspec import inspect
 from ...shared.errors import ConfigurationError, ValidationError
 from ...shared.partitions import MAX_PARTITIONS
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
-from ...shared.values.checks import did_you_mean, partition_name
+from ...shared.values.names import did_you_mean, partition_name
 from ...shared.values.shown import shown
 from .shapes import Arrivals, Constant, Fixed, Lengths, check_at_least
 from .speed import Speed, StepWork

@@ -166,6 +166,15 @@ def _lanes(lanes: dict[str, int]) -> str:
     return " ".join(f"{band} {depth}" for band, depth in lanes.items()) or "-"
 
 
+def spark(values: Sequence[float], width: int) -> str:
+    """Return a block for each of the newest ``width`` values, the highest for the largest of them."""
+    newest = values[-width:]
+    limit = max(newest, default=0.0)
+    if limit <= 0:
+        return _BLOCKS[0] * len(newest)
+    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(value / limit * len(_BLOCKS)))] for value in newest)
+
+
 MODELS = Table(
     "Models",
     _PAGES["overview"],
@@ -293,12 +302,3 @@ DEAD = Table(
 
 
 TABLES = (MODELS, TENANTS, REQUESTS, ENGINES, DEAD)
-
-
-def spark(values: Sequence[float], width: int) -> str:
-    """Return a block for each of the newest ``width`` values, the highest for the largest of them."""
-    newest = values[-width:]
-    limit = max(newest, default=0.0)
-    if limit <= 0:
-        return _BLOCKS[0] * len(newest)
-    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(value / limit * len(_BLOCKS)))] for value in newest)

@@ -23,11 +23,11 @@ from .access import Access
 
 _decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
 # Parameters that hold text of users.
-_CONTENTS = ("stop", "bad_words", "structured_outputs", "extra_args")
+_CONTENT_FIELDS = ("stop", "bad_words", "structured_outputs", "extra_args")
 MAX_SHOWN_CHARS = 20_000
 # Of a total width of 100, so that spans without duration are visible.
 LEAST_WIDTH = 0.6
-_WORDS = {RequestState.QUEUED: "waits", RequestState.CLAIMED: "runs", RequestState.AWAITING_INPUT: "awaits input"}
+_SPAN_WORDS = {RequestState.QUEUED: "waits", RequestState.CLAIMED: "runs", RequestState.AWAITING_INPUT: "awaits input"}
 
 
 class RequestInput(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ def decode_request_input(payload: bytes, access: Access) -> RequestInput | None:
         return None
     parameters = _parameters(request)
     if not access.sees_contents:
-        parameters = {name: "hidden" if name in _CONTENTS else value for name, value in parameters.items()}
+        parameters = {name: "hidden" if name in _CONTENT_FIELDS else value for name, value in parameters.items()}
     prompt = _prompt(request) if access.sees_contents else ""
     return RequestInput(request.tenant, request.band, _form(request), parameters, prompt)
 
@@ -135,7 +135,7 @@ def spans_of(events: Sequence[RequestEvent], now: float) -> list[dict[str, Any]]
 def _span(event: RequestEvent, end: RequestEvent | None, now: float) -> dict[str, Any]:
     ended_at = None if end is None else end.at
     return {
-        "what": _WORDS.get(event.state, "rests"),
+        "what": _SPAN_WORDS.get(event.state, "rests"),
         "engine": event.engine_id if event.kind is EventKind.CLAIMED else "",
         "epoch": event.epoch if event.kind is EventKind.CLAIMED else None,
         "began_at": event.at,

@@ -19,9 +19,9 @@ from ...shared.errors import RedisUnavailableError
 from ...shared.redis_access.check import info_fields, number, risks_of
 from .source import PATIENCE_S, PageSnapshot
 
-MOST_SHOWN = 20
+MOST_SLOW_CALLS = 20
 # Slow logs change slowly.
-CACHED_S = 10.0
+SLOW_CACHED_S = 10.0
 # Overdue work is reported only after it has been due for seconds, so a count may be that old.
 DUE_CACHED_S = 5.0
 
@@ -98,15 +98,15 @@ async def read_slow(snapshot: PageSnapshot) -> tuple[list[dict[str, Any]], list[
         links = [link for link, _ in await links_of(snapshot)]
         replies = await asyncio.gather(*(_read_slow_log(link, snapshot.source.keys.namespace) for link in links))
         calls = sorted((call for calls, _ in replies for call in calls), key=lambda call: -call["at"])
-        return calls[:MOST_SHOWN], [sentence for _, sentence in replies if sentence]
+        return calls[:MOST_SLOW_CALLS], [sentence for _, sentence in replies if sentence]
 
-    return await snapshot.source.cached("slow", CACHED_S, read)
+    return await snapshot.source.cached("slow", SLOW_CACHED_S, read)
 
 
 async def _read_slow_log(link: CommandConnection, namespace: str) -> tuple[list[dict[str, Any]], str]:
     try:
         async with asyncio.timeout(PATIENCE_S):
-            entries = await link.execute("SLOWLOG", "GET", MOST_SHOWN)
+            entries = await link.execute("SLOWLOG", "GET", MOST_SLOW_CALLS)
     except (TimeoutError, RedisUnavailableError):
         return [], ""  # ``read_servers`` reports that it is unreachable
     except RedisError as error:

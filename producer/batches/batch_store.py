@@ -15,7 +15,7 @@ import msgspec
 from ...shared.connection import RETRY_FOR_S, CommandConnection
 from ...shared.errors import BatchEndedError, BatchHeldError, UnknownBatchError, ValidationError
 from ...shared.keys import Keys
-from ...shared.values.checks import DEFAULT_NAMESPACE, check_name
+from ...shared.values.names import DEFAULT_NAMESPACE, check_name
 from ...shared.values.shown import shown
 from ..background.agenda import Agenda
 from ..inputs.options import trace_headers_of

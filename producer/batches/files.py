@@ -13,7 +13,8 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import UnknownFileError, ValidationError
 from ...shared.keys import BatchKeys
 from ...shared.redis_access.script import Script, load_scripts
-from ...shared.values.checks import check_name, check_text
+from ...shared.values.checks import check_text
+from ...shared.values.names import check_name
 from ...shared.values.shown import shown
 from .batch_records import MAX_EXPIRY_S, MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, FileRecord, Page, check_expiry
 from .contents import Contents

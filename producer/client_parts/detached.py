@@ -11,7 +11,7 @@ from ...shared.messages.deltas import Delta
 from ...shared.params.kinds import RequestOutputKind
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
-from ...shared.values.checks import check_name
+from ...shared.values.names import check_name
 from ...shared.values.shown import shown
 from ..inputs.options import RequestOptions, SharedOptions, check_linger
 from ..inputs.prompt import Prompt, as_prompts, params_of_each

@@ -15,7 +15,7 @@ from ...shared.errors import UnsupportedTaskError, ValidationError
 from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import Usage
 from ...shared.params.pooling import PoolingParams
-from ...shared.values.checks import check_name
+from ...shared.values.names import check_name
 from ...shared.values.shown import shown
 from ..background.concurrency import run_all
 from ..inputs.options import RequestOptions

@@ -17,7 +17,7 @@ from ...shared.errors import (
 )
 from ...shared.lora.registry import AdapterRecord, owner
 from ...shared.params.lora import LoRARequest
-from ...shared.values.checks import check_name
+from ...shared.values.names import check_name
 from ...shared.values.shown import shown
 from ..background.concurrency import LongWork, in_long_thread
 from ..client_parts.core import CallOptions, ClientCore

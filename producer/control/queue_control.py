@@ -25,7 +25,8 @@ from ...shared.partitions import open_history, open_queue, read_series
 from ...shared.queue.lifecycle import RequestEvent, RequestSummary
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from ...shared.queue.stats import QueueStats, RequestStatus
-from ...shared.values.checks import check_name, check_timeout
+from ...shared.values.checks import check_timeout
+from ...shared.values.names import check_name
 from ...shared.values.shown import shown
 from ..client_parts.core import CallOptions, ClientCore
 from ..requests.health import may_serve

@@ -9,7 +9,7 @@ import msgspec
 
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
-from ...shared.values.checks import check_name
+from ...shared.values.names import check_name
 from ..control.secret_keys import KeyStore, SecretKey, check_key_name, key_id_of, make_key, matches
 from ..openai.errors import OpenAIError
 

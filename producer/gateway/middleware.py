@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...shared.errors import cut
 from ...shared.process.log import get_logger, log_ids
-from ...shared.values.checks import MAX_NAME_CHARS
+from ...shared.values.names import MAX_NAME_CHARS
 from ...shared.values.shown import MAX_SHOWN_CHARS, shown
 from ..openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
 from ..web.connection import RequestBody

@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.values.checks import DEFAULT_NAMESPACE, check_name
+from ...shared.values.names import DEFAULT_NAMESPACE, check_name
 from ...shared.values.shown import MaskedRepr
 from ..client import RESULT_TTL_S
 from ..openai.parsers import ParserChoice

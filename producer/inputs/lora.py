@@ -19,7 +19,8 @@ from ...shared.keys import Keys
 from ...shared.lora.peft_config import PeftConfig, read_peft_config
 from ...shared.lora.registry import EVERYBODY, AdapterRecord, AdapterRegistry
 from ...shared.params.lora import ADAPTER_FILES, CONFIG_FILE, WEIGHTS_FILE, LoRARequest, adapter_digest
-from ...shared.values.checks import check_name, check_path
+from ...shared.values.checks import check_path
+from ...shared.values.names import check_name
 from ...shared.values.shown import shown
 from ..background.concurrency import LongWork, in_long_thread
 

@@ -10,7 +10,8 @@ from typing import Any, TypedDict
 from ...shared.errors import ValidationError
 from ...shared.messages.requests import EXACT
 from ...shared.params.lora import LoRARequest
-from ...shared.values.checks import check_encodable, check_name, check_text
+from ...shared.values.checks import check_encodable, check_text
+from ...shared.values.names import check_name
 from ...shared.values.shown import shown
 
 MAX_CACHE_SALT_CHARS = 512

@@ -26,7 +26,8 @@ from ...shared.params.kinds import GENERATE, POOLING_TASKS
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.prompts import EMBEDS_ITEM_BYTES, PromptEmbeds
 from ...shared.params.sampling import SamplingParams
-from ...shared.values.checks import UNENCODABLE, check_name, check_text, unencodable
+from ...shared.values.checks import UNENCODABLE, check_text, unencodable
+from ...shared.values.names import check_name
 from ...shared.values.shown import shown
 from ..results import TextPair
 from .images import check_number, is_prompt_with_data, split_prompt

@@ -7,7 +7,7 @@ import msgspec
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
 from ...shared.tracing.endpoint import check_endpoint
-from ...shared.values.checks import DEFAULT_NAMESPACE
+from ...shared.values.names import DEFAULT_NAMESPACE
 from ...shared.values.shown import MaskedRepr, shown
 from ..background.agenda import LEASE_TTL_S
 from ..client import RESULT_TTL_S

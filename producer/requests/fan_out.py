@@ -19,7 +19,7 @@ from ...shared.errors import ValidationError
 from ...shared.messages.deltas import Delta
 from ...shared.messages.requests import EngineCoreRequest
 from ...shared.params.sampling import MAX_N, derived_seed
-from ...shared.values.checks import MAX_NAME_CHARS, check_name
+from ...shared.values.names import MAX_NAME_CHARS, check_name
 from ...shared.values.shown import shown
 from ..inputs.options import SEPARATOR, check_request_id, is_child_id
 

@@ -20,7 +20,7 @@ from ...shared.errors import PenstockError, UnknownModelError, ValidationError
 from ...shared.keys import Keys
 from ...shared.partitions import open_dead_letter, open_queue
 from ...shared.process.log import get_logger
-from ...shared.values.checks import check_name, did_you_mean
+from ...shared.values.names import check_name, did_you_mean
 from ...shared.values.shown import shown
 from .health import may_serve
 

@@ -1,9 +1,14 @@
-"""Spans of enqueue calls by OpenTelemetry's API alone, because an app may use any provider."""
+"""Spans of enqueue calls: by a provider that the app owns, or exported by the client itself.
+
+An app may use any provider, which needs OpenTelemetry's API alone. Only an export loads its SDK.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer, TracerProvider
 
@@ -12,6 +17,9 @@ from ...shared.tracing import attributes
 from ...shared.tracing.spans import TRACE_PARENT, context_of, headers_of, tracer_of
 from .enqueuer import EnqueueSpans
 from .queue_entry import Outgoing
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider as SDKTracerProvider
 
 
 class TracedEnqueues(EnqueueSpans):
@@ -49,3 +57,31 @@ class TracedEnqueues(EnqueueSpans):
             raise
         finally:
             span.end()
+
+
+class ExportedEnqueues(EnqueueSpans):
+    """Spans of a private provider, which exports to ``endpoint`` while the client is open."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._provider: SDKTracerProvider | None = None
+        self._traced = EnqueueSpans()
+
+    async def open(self) -> None:
+        from ...shared.tracing.provider import open_provider
+
+        if self._provider is None:
+            # In a thread, because it queries the host's identity and blocks.
+            self._provider = await asyncio.to_thread(open_provider, self._endpoint, service="penstock-client")
+            self._traced = TracedEnqueues(self._provider)
+
+    async def close(self) -> None:
+        provider, self._provider = self._provider, None
+        self._traced = EnqueueSpans()
+        if provider is not None:
+            from ...shared.tracing.provider import close_provider
+
+            await close_provider(provider)
+
+    def around(self, outgoing: Sequence[Outgoing]) -> AbstractContextManager[None]:
+        return self._traced.around(outgoing)

@@ -16,7 +16,8 @@ from ...shared.deployment.records import decode_records
 from ...shared.errors import ValidationError
 from ...shared.keys import Keys
 from ...shared.redis_access.script import Script, script_of
-from ...shared.values.checks import check_name, check_text
+from ...shared.values.checks import check_text
+from ...shared.values.names import check_name
 from ...shared.values.shown import shown
 from .events import WebhookSecret
 

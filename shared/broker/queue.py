@@ -15,7 +15,7 @@ from ..queue.lifecycle import RequestState
 from ..queue.policy import QueuePolicy, TenantPolicy, decode_policy
 from ..queue.state import LaneState, Limits, QueueState
 from ..queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
-from ..values.checks import check_name
+from ..values.names import check_name
 from ..values.shown import shown
 from .measured import RawBand, RawMeasures, RawTenant, age_s, queue_state
 from .script import refusing_damage, repairing, run_script

@@ -16,7 +16,7 @@ from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import ModelKeys
 from ..queue.lifecycle import RequestEvent, RequestState, RequestSummary, decode_entry, decode_event, summary_of
-from ..values.checks import check_name
+from ..values.names import check_name
 from ..values.shown import shown
 from .script import repairing, run_script
 

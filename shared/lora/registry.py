@@ -18,7 +18,7 @@ from ..keys import Keys
 from ..messages import WIRE_VERSION
 from ..params.lora import LoRARequest
 from ..redis_access.script import Script, load_scripts
-from ..values.checks import check_name
+from ..values.names import check_name
 from ..values.shown import shown
 
 EVERYBODY = ""

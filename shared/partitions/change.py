@@ -23,7 +23,7 @@ from ..broker import Broker, Queue
 from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import Keys
-from ..values.checks import check_name, is_partition_name, partition_name
+from ..values.names import check_name, is_partition_name, partition_name
 from ..values.shown import shown
 from .layout import MAX_AGE_S, MAX_PARTITIONS, Layout, Layouts, choose_partition, lay_out
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from redis.exceptions import RedisError
 
 from ..errors import PenstockError
-from ..values.checks import DEFAULT_NAMESPACE, did_you_mean
+from ..values.names import DEFAULT_NAMESPACE, did_you_mean
 from ..values.shown import mask_text
 from .log import configure_logging
 

@@ -33,7 +33,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from ..keys import Keys
 from ..process.log import get_logger
-from ..values.checks import DEFAULT_NAMESPACE
+from ..values.names import DEFAULT_NAMESPACE
 from ..values.shown import mask_url
 from .link import heed_cancellation, is_read_only, refuses_login
 from .rights import ARQ_KEYS, probes

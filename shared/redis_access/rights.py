@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ..keys import Keys
-from ..values.checks import as_literal
+from ..values.names import as_literal
 
 _KEY, _CHANNEL = object(), object()
 # Arguments that are in order, for a command that is not run.

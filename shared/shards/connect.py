@@ -10,7 +10,7 @@ from ..redis_access.check import check_redis, check_server
 from ..redis_access.link import LOST, unavailable_error
 from ..redis_access.rights import cluster_probes
 from ..redis_access.subscriber import Subscriber
-from ..values.checks import DEFAULT_NAMESPACE
+from ..values.names import DEFAULT_NAMESPACE
 from ..values.shown import mask_url
 from .addresses import HOME, ShardsArgument, parse_shards
 from .cluster import ClusterCommands, ClusterSubscriber

@@ -14,7 +14,7 @@ import msgspec
 
 from ...shared.process.command_line import UsageError
 from ...shared.shards import shards_text
-from ...shared.values.checks import check_name
+from ...shared.values.names import check_name
 from ..config.engine_config import EngineConfig
 from ..config.place import MAX_ENGINES_ON_HOST
 from ..config.worker_config import WorkerConfig

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.values.checks import check_name
+from ...shared.values.names import check_name
 from ..options.groups import OptionGroup
 from ..options.numbers import Integer
 from ..options.option import Option

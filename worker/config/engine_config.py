@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.values.checks import is_partition_name
+from ...shared.values.names import is_partition_name
 from ...shared.values.shown import MaskedRepr
 from ..options.groups import OptionGroupMeta
 from ..options.option import check_fields

@@ -9,7 +9,7 @@ import msgspec
 from ...shared.params.chat import AUTO, NONE, REASONING_MARKS
 from ...shared.process.command_line import NAMESPACE_HELP, TRACES_HELP
 from ...shared.process.log import FORMATS, LEVELS
-from ...shared.values.checks import DEFAULT_NAMESPACE
+from ...shared.values.names import DEFAULT_NAMESPACE
 from ...shared.values.shown import MaskedRepr
 from ..options.numbers import Integer, Number, Seconds
 from ..options.option import Option, check_fields

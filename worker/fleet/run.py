@@ -16,7 +16,7 @@ from ...shared.process.command_line import UsageError
 from ...shared.process.service_manager import tell_ready, tell_stopping
 from ...shared.redis_access.url import parse_pool
 from ...shared.shards import check_servers, make_commands, shards_text
-from ...shared.values.checks import check_name
+from ...shared.values.names import check_name
 from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
 from ..config.worker_config import WorkerConfig

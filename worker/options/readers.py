@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from ...shared.errors import ValidationError
-from ...shared.values.checks import check_name, did_you_mean
+from ...shared.values.names import check_name, did_you_mean
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 

@@ -20,7 +20,7 @@ from ...shared.errors import ConfigurationError
 from ...shared.process.command_line import UsageError
 from ...shared.process.secret_files import variable_or_file
 from ...shared.shards.addresses import mask_shards
-from ...shared.values.checks import did_you_mean
+from ...shared.values.names import did_you_mean
 from .option import NONE, DeclaredOption, complaint
 from .program import CONFIG_VARIABLE, Program
 from .readers import RefusedValueError

@@ -20,7 +20,7 @@ from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.partitions import Layout, read_layouts
 from ...shared.process.side_by_side import SideBySide
-from ...shared.values.checks import partition_name
+from ...shared.values.names import partition_name
 from ..config.worker_config import WorkerConfig
 from .restart import Death
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ....shared.process.command_line import Command, add_redis_arguments
 from ....shared.queue.policy import Order, OverQuota, QueuePolicy, TenantPolicy
-from ....shared.values.checks import check_name
+from ....shared.values.names import check_name
 from ...words import format_duration, format_sheet
 from ..command_parts import OpenModel, on_model
 

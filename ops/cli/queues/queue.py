@@ -15,7 +15,7 @@ from ....shared.broker.series import STEPS_S, SeriesPoint
 from ....shared.errors import PenstockError, ValidationError
 from ....shared.partitions import Layouts, change_partitions, partition_stats, read_series
 from ....shared.process.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
-from ....shared.values.checks import partition_name
+from ....shared.values.names import partition_name
 from ...words import format_duration, format_time
 from ..command_parts import OpenModel, confirmed, on_model, print_json, run_on_model
 from .policy import CONFIGURE, TENANT

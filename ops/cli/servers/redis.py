@@ -22,7 +22,7 @@ from ....shared.process.command_line import (
 from ....shared.redis_access.embedded import ServerFolder, find_redis_cli, find_redis_server, read_status, stop
 from ....shared.redis_access.rights import RedisVersion, Role, user_line
 from ....shared.redis_access.url import parse_pool
-from ....shared.values.checks import DEFAULT_NAMESPACE
+from ....shared.values.names import DEFAULT_NAMESPACE
 from ....shared.values.shown import shown
 
 ACL_FILE = "users.acl"

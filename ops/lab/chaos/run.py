@@ -21,7 +21,7 @@ from ....shared.errors import PenstockError
 from ....shared.keys import Keys
 from ....shared.partitions import change_partitions
 from ....shared.shards import choose_shard, make_commands
-from ....shared.values.checks import partition_name
+from ....shared.values.names import partition_name
 from ...demo.run import MODEL
 from ...local.stack import LocalStack
 from ...statistics import percentile

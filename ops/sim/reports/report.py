@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ....shared.values.checks import partition_name
+from ....shared.values.names import partition_name
 from ...statistics import percentile
 from ..measures import Loss, Measures, Note
 from ..scenario import Scenario, Shard, Tenants

@@ -133,23 +133,6 @@ async def _cancel_requests(context: ActionContext) -> str:
     return f"cancelled {count} requests: {describe_filter(context.form)}"
 
 
-SECTION = PageSection(
-    pages=(
-        Page("requests", "/requests", "Requests · {model}", _read_requests, query=("model", *NAMES), nav="Requests"),
-        Page(
-            "cancel",
-            "/requests/cancel",
-            "Cancel requests · {model}",
-            _read_cancel,
-            query=("model", *NAMES),
-            live=False,
-            role=Role.OPERATOR,
-        ),
-    ),
-    actions=(Action("/requests/cancel", Role.OPERATOR, _cancel_requests, "requests", confirm="count"),),
-)
-
-
 def filter_of(params: Mapping[str, str]) -> RequestFilter:
     """Return the filter of a query or a form.
 
@@ -176,3 +159,20 @@ def describe_filter(params: Mapping[str, str]) -> str:
     parts = [params.get("state") or "running or waiting"]
     parts += [f"{name} {params[name]}" for name in NAMES[1:] if params.get(name)]
     return ", ".join(parts)
+
+
+SECTION = PageSection(
+    pages=(
+        Page("requests", "/requests", "Requests · {model}", _read_requests, query=("model", *NAMES), nav="Requests"),
+        Page(
+            "cancel",
+            "/requests/cancel",
+            "Cancel requests · {model}",
+            _read_cancel,
+            query=("model", *NAMES),
+            live=False,
+            role=Role.OPERATOR,
+        ),
+    ),
+    actions=(Action("/requests/cancel", Role.OPERATOR, _cancel_requests, "requests", confirm="count"),),
+)
