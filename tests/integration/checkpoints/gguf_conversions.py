@@ -120,6 +120,24 @@ def rotated_keys(config: Any) -> Keys:
     return {"rope.dimension_count": int(head_dim * config.rope_parameters["partial_rotary_factor"])}
 
 
+def phi3_keys(config: Any) -> Keys:
+    original = config.rope_parameters["original_max_position_embeddings"]
+    return {
+        **rotated_keys(config),
+        "attention.sliding_window": config.sliding_window or 0,
+        "rope.scaling.original_context_length": original,
+    }
+
+
+def phi3(config: Any, name: str, tensor: Tensor) -> Pairs:
+    """The factors of frequencies are tensors."""
+    pairs = [(name, tensor)]
+    if name == "model.norm.weight":
+        factors = {each: torch.tensor(config.rope_parameters[f"{each}_factor"]) for each in ("long", "short")}
+        pairs += [(f"rope_factors_{each}.weight", numbers) for each, numbers in factors.items()]
+    return pairs
+
+
 def yarn_keys(config: Any) -> Keys:
     rope = config.rope_parameters
     return {
@@ -194,9 +212,11 @@ def deepseek(config: Any, name: str, tensor: Tensor) -> Pairs:
 def deepseek_keys(config: Any) -> Keys:
     sigmoid = config.model_type == "deepseek_v3"
     rotated, rank = config.qk_rope_head_dim, config.kv_lora_rank
+    log = config.rope_parameters.get("mscale_all_dim")
     groups = {"expert_group_count": config.n_group, "expert_group_used_count": config.topk_group} if sigmoid else {}
     return {
         **groups,
+        "rope.scaling.yarn_log_multiplier": log and 0.1 * log,
         "attention.head_count_kv": 1,
         "attention.q_lora_rank": config.q_lora_rank,
         "attention.kv_lora_rank": rank,
@@ -221,6 +241,30 @@ _GRANITE_SCALES = {
     "residual_multiplier": 0.5,
     "logits_scaling": 2.0,
 }
+# A part of each head rotates, by factors that depend on the length of a text.
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 128,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+}
+# The larger ones stretch positions in layers that see everything.
+_GEMMA3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+}
 # Of six layers one sees everything.
 _SIX = {"num_hidden_layers": 7, "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]}
 _FOUR = {"layer_types": [*["sliding_attention"] * 3, "full_attention"]}
@@ -230,14 +274,13 @@ CONVERSIONS = {
         "gemma2", {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}, softcap_keys, with_one_added
     ),
     "gemma3_text": Conversion(
-        "gemma3", {**_SIX, "query_pre_attn_scalar": 16, "tie_word_embeddings": True}, window_keys, with_one_added
+        "gemma3",
+        {**_SIX, "query_pre_attn_scalar": 16, "tie_word_embeddings": True, "rope_parameters": _GEMMA3_ROPE},
+        window_keys,
+        with_one_added,
     ),
     "gemma4_text": Conversion("gemma4", {"tie_word_embeddings": True}, gemma4_keys, gemma4),
-    "phi3": Conversion(
-        "phi3",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
-        lambda config: {**rotated_keys(config), "attention.sliding_window": config.sliding_window or 0},
-    ),
+    "phi3": Conversion("phi3", {"rope_parameters": _LONG}, phi3_keys, phi3),
     "smollm3": Conversion("smollm3", convert=interleaved),
     "granite": Conversion("granite", _GRANITE_SCALES, scale_keys, interleaved),
     "olmo2": Conversion("olmo2"),
@@ -278,7 +321,9 @@ CONVERSIONS = {
         convert=gpt_oss,
     ),
     "deepseek_v2": Conversion("deepseek2", {"first_k_dense_replace": 1}, deepseek_keys, deepseek),
-    "deepseek_v3": Conversion("deepseek2", {"first_k_dense_replace": 1, "n_group": 2}, deepseek_keys, deepseek),
+    "deepseek_v3": Conversion(
+        "deepseek2", {"first_k_dense_replace": 1, "n_group": 2, "rope_parameters": _YARN}, deepseek_keys, deepseek
+    ),
     "lfm2": Conversion("lfm2", {"block_auto_adjust_ff_dim": False}, lfm2_keys, without_middle_axis),
     "lfm2_moe": Conversion(
         "lfm2moe",

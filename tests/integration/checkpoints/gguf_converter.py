@@ -61,6 +61,8 @@ def common_keys(config: Any) -> Keys:
             "rope.scaling.yarn_beta_fast": rope["beta_fast"],
             "rope.scaling.yarn_beta_slow": rope["beta_slow"],
         }
+    elif rope["rope_type"] == "linear":
+        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -108,7 +110,7 @@ def write_converted(path: Path, model: PreTrainedModel, **more: Any) -> Path:
             continue
         for converted, numbers in conversion.convert(config, name, tensor):
             # Some conversions give ggml's names.
-            is_named = converted.startswith(("blk.", "rope_freqs."))
+            is_named = converted.startswith(("blk.", "rope_f"))
             target = converted if is_named else names.get_name(converted, try_suffixes=(".weight", ".bias"))
             assert target is not None, f"{converted} has no name in GGUF"
             writer.add_tensor(target, np.ascontiguousarray(numbers.numpy()))
