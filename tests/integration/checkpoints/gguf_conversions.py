@@ -266,7 +266,7 @@ _GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
 }
 # Of six layers one sees everything.
-_SIX = {"num_hidden_layers": 7, "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]}
+SIX = {"num_hidden_layers": 7, "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]}
 _FOUR = {"layer_types": [*["sliding_attention"] * 3, "full_attention"]}
 CONVERSIONS = {
     "gemma": Conversion("gemma", convert=with_one_added),
@@ -275,7 +275,7 @@ CONVERSIONS = {
     ),
     "gemma3_text": Conversion(
         "gemma3",
-        {**_SIX, "query_pre_attn_scalar": 16, "tie_word_embeddings": True, "rope_parameters": _GEMMA3_ROPE},
+        {**SIX, "query_pre_attn_scalar": 16, "tie_word_embeddings": True, "rope_parameters": _GEMMA3_ROPE},
         window_keys,
         with_one_added,
     ),

@@ -67,8 +67,8 @@ def common_keys(config: Any) -> Keys:
 
 
 def drawn_model(model_type: str) -> PreTrainedModel:
-    """A small random model, also of its norms and biases."""
-    config: PretrainedConfig = small_config(model_type)
+    """A small random model, also of its norms and biases. ``model_type`` is a key of the conversions."""
+    config: PretrainedConfig = small_config(model_type.split()[0])
     for name, value in _ALL[model_type].changes.items():
         setattr(config, name, value)
     torch.manual_seed(0)
@@ -84,12 +84,12 @@ def drawn_model(model_type: str) -> PreTrainedModel:
     return model
 
 
-def write_converted(path: Path, model: PreTrainedModel, **more: Any) -> Path:
-    """Write ``model`` in float32; ``more`` are further values, dots as ``__``."""
+def write_converted(path: Path, model: PreTrainedModel, model_type: str = "") -> Path:
+    """Write ``model`` in float32 by the conversion of ``model_type``, by default its own."""
     config: Any = copy.deepcopy(model.config)
     # Gemma 4's heads differ by layer; those of most layers are meant.
     config.allow_global_per_layer_attribute_access = True
-    conversion = _ALL[config.model_type]
+    conversion = _ALL[model_type or config.model_type]
     key = conversion.architecture
     kind = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == key)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
@@ -100,7 +100,7 @@ def write_converted(path: Path, model: PreTrainedModel, **more: Any) -> Path:
         if value is not None
     }
     values |= vocabulary(config.vocab_size)
-    for name, value in {**values, **{k.replace("__", "."): v for k, v in more.items()}}.items():
+    for name, value in values.items():
         _add_value(writer, name, value)
     # Nor does the converter write the head that pretrains BERT.
     tied = model.all_tied_weights_keys if config.tie_word_embeddings else {}

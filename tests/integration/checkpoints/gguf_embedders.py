@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gguf_conversions import Conversion, Keys, Pairs, pattern_keys
+from .gguf_conversions import SIX, Conversion, Keys, Pairs, pattern_keys, with_one_added
 
 MEAN, CLS = 1, 2
 _OLD_NAMES = {
@@ -41,6 +41,11 @@ def joined_heads(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return joined
 
 
+def gemma_keys(config: Any) -> Keys:
+    # Of a window to both sides config.json has the whole.
+    return {"attention.sliding_window": 2 * (config.sliding_window - 1), "pooling_type": MEAN}
+
+
 def modern_keys(config: Any) -> Keys:
     return {
         **pattern_keys(config),
@@ -53,5 +58,11 @@ def modern_keys(config: Any) -> Keys:
 EMBEDDERS = {
     "bert": Conversion("bert", {"is_decoder": False}, lambda _config: {"pooling_type": MEAN}),
     "nomic_bert": Conversion("nomic-bert", keys=lambda _config: {"pooling_type": MEAN}, convert=nomic),
+    "gemma3_text embedder": Conversion(
+        "gemma-embedding",
+        {**SIX, "query_pre_attn_scalar": 16, "use_bidirectional_attention": True},
+        gemma_keys,
+        with_one_added,
+    ),
     "modernbert": Conversion("modern-bert", {"local_attention": 8}, modern_keys),
 }

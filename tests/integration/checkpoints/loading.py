@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.pooling import PoolingParams
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
@@ -46,3 +48,17 @@ def tokens(model: Path, **options: Any) -> list[int]:
             assert output.error is None
             said += output.new_token_ids
     return said
+
+
+def embedding(model: Path) -> torch.Tensor:
+    """What an engine answers to the prompt, as an embedder."""
+    config = EngineConfig(model=str(model), dtype="float32", num_threads=1)
+    core = build_engine(config, resolve_model_folder(config.model)).core
+    request = EngineCoreRequest(request_id="1", prompt_token_ids=PROMPT, pooling_params=PoolingParams())
+    assert core.add_request(request) is None
+    outputs: list[EngineCoreOutput] = []
+    while core.has_work:
+        outputs += core.step_fn()
+    pooled = outputs[-1].pooled
+    assert pooled is not None
+    return torch.frombuffer(bytearray(pooled.data), dtype=torch.float32)

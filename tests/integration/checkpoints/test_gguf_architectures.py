@@ -19,7 +19,7 @@ from penstock.worker.models.gguf.folder import gguf_folder
 from penstock.worker.models.pooling.folder import PoolingFolder
 
 from .gguf_converter import CONVERSIONS, drawn_model, gguf, write_converted
-from .loading import PROMPT, load, tokens
+from .loading import PROMPT, embedding, load, tokens
 
 NUM_TOKENS = 24
 
@@ -42,17 +42,21 @@ def test_a_file_gives_the_tokens_of_its_model(model_type: str, tmp_path: Path) -
     assert tokens(folder) == expected.tolist()
 
 
-@pytest.mark.parametrize(("model_type", "mode"), [("bert", "mean"), ("nomic_bert", "mean"), ("modernbert", "cls")])
+@pytest.mark.parametrize(
+    ("model_type", "mode"),
+    [("bert", "mean"), ("nomic_bert", "mean"), ("gemma3_text embedder", "mean"), ("modernbert", "cls")],
+)
 def test_a_file_gives_the_embeddings_of_its_model(model_type: str, mode: str, tmp_path: Path) -> None:
     model: Any = drawn_model(model_type)
-    folder = gguf_folder(write_converted(tmp_path / "model.gguf", model), tmp_path / "cache")
+    folder = gguf_folder(write_converted(tmp_path / "model.gguf", model, model_type), tmp_path / "cache")
     assert PoolingFolder.read(folder).mode == mode
     loaded: Any = load(folder)
     assert type(loaded) is type(model)
     for name, tensor in loaded.state_dict().items():
-        assert torch.equal(tensor, model.state_dict()[name]), name
-    prompt = torch.tensor([PROMPT])
-    torch.testing.assert_close(loaded(prompt).last_hidden_state, model(prompt).last_hidden_state)
+        torch.testing.assert_close(tensor, model.state_dict()[name], msg=lambda text, name=name: f"{name}: {text}")
+    states = model(torch.tensor([PROMPT])).last_hidden_state[0].detach()
+    expected = states[0] if mode == "cls" else states.mean(0)
+    torch.testing.assert_close(embedding(folder), expected / expected.norm(), rtol=0, atol=1e-5)
 
 
 # Heads of classifiers and embedders; experts of an architecture of which no mixture was released.
@@ -60,6 +64,7 @@ NOT_SERVED = {
     "mistral3": {f"blk.0.ffn_{name}" for name in ("gate_inp", "gate_exps", "up_exps", "down_exps")},
     "glm4": {"blk.0.attn_qkv"},
     "lfm2": {"dense_2"},
+    "gemma-embedding": {"dense_2", "dense_3"},
     "bert": {"blk.0.attn_qkv", "cls", "cls.output"},
     "nomic-bert": {"position_embd"},
     "modern-bert": {"cls", "cls.output", "cls.norm"},

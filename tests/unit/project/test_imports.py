@@ -163,6 +163,7 @@ LIGHT = (
     "penstock.producer",
     "penstock.shared.messages.core",
     "penstock.worker.engine.scheduling.scheduler",
+    "penstock.worker.models.gguf.folder",
     "penstock.worker.serving.process",
     "penstock.worker.supervisor",
     "penstock.worker.cli",

@@ -197,6 +197,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_period=6,
         more=_of_gemma3,
     ),
+    "gemma-embedding": Architecture(
+        "gemma3_text",
+        "Gemma3TextModel",
+        layer=_GEMMA_NORMS,
+        top={"token_embd": "embed_tokens", "output_norm": "norm"},
+        constants={"use_bidirectional_attention": True},
+        prefix="layers.",
+        adds_one=True,
+        window_period=6,
+        more=_of_gemma3,
+    ),
     "gemma4": Architecture(
         "gemma4_text",
         "Gemma4ForCausalLM",

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from .families import Architecture, Family, Place, Places, Shape
 from .mixtures import EXPERTS, GRANITE_FIELDS, SHARED_EXPERT, half
 
-View = Callable[[Family, Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    View = Callable[[Family, Tensor], Tensor]
 
 
 def _logarithm(values: Tensor) -> Tensor:
-    return torch.log(-values)
+    return (-values).log()
 
 
 def _flat(_family: Family, shape: Shape) -> Shape:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from .families import Architecture, Family, Place, Places, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _GATING_SIGMOID = 2
 EXPERTS: dict[str, Places] = {
