@@ -22,14 +22,6 @@ from penstock.worker.text.tokenizer import TextCodec
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Together in one lane, since an engine takes a gigabyte.
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.real_model)
-            item.add_marker(pytest.mark.xdist_group("real_model"))
-
-
 def _find(model: RealModel) -> Path:
     path = model.find()
     if path is None:

@@ -18,6 +18,9 @@ from ..faults.watching import Watched, all_under_way, busiest, finish
 from ..gate import Gate
 from .texts import PROMPTS
 
+# In one lane, since an engine takes a gigabyte.
+pytestmark = [pytest.mark.real_model, pytest.mark.xdist_group("real_model")]
+
 Chat = list[dict[str, str]]
 
 

@@ -16,6 +16,9 @@ from penstock.worker.text.tokenizer import TextCodec
 from .conftest import engine_of
 from .texts import SENTENCES
 
+# In one lane, since an engine takes a gigabyte.
+pytestmark = [pytest.mark.real_model, pytest.mark.xdist_group("real_model")]
+
 
 @torch.inference_mode()
 def embeddings_by_transformers(folder: Path, prompts: list[list[int]]) -> np.ndarray:

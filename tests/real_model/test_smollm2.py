@@ -12,13 +12,19 @@ import pytest
 import torch
 
 from penstock.ops.lab.bench.engines.quality import KL_LIMITS, NUM_CHARACTERS
+from penstock.worker.config.computing import DEFAULT_DRAFT_TOKENS
 from penstock.worker.engine.composition import Engine
+from penstock.worker.engine.drafting.drafters import SuffixMemory
+from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
 from penstock.worker.engine.offline.quality import DEFAULT_TEXT, measure_quality
 from penstock.worker.engine.offline.run import OfflineRequest, run_workload
 from penstock.worker.text.tokenizer import TextCodec
 
 from .conftest import HERE, engine_of
 from .texts import token_texts
+
+# In one lane, since an engine takes a gigabyte.
+pytestmark = [pytest.mark.real_model, pytest.mark.xdist_group("real_model")]
 
 Answers = list[dict[str, list[int]]]
 
@@ -43,9 +49,16 @@ ENGINES = {
 }
 
 
+NUM_FREE_ROWS = 24
+
+
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, smollm2: Path) -> Iterator[Engine]:
     with engine_of(smollm2, dtype="float32", max_num_seqs=32, **ENGINES[request.param]) as engine:
+        if (method := engine.ready.speculative) != "off":
+            # However many rows of a step are free on this machine.
+            memory = SuffixMemory() if method == "suffix" else NoMemory()
+            engine.core.scheduler._drafting = Speculation(DEFAULT_DRAFT_TOKENS, NUM_FREE_ROWS, memory)
         yield engine
 
 
@@ -74,7 +87,7 @@ def test_number_formats_stay_near_float32(smollm2: Path) -> None:
 
 def test_greedy_answers_are_those_of_transformers(engine: Engine, answers: Answers) -> None:
     """Also with drafts, which are used by requests that run alone."""
-    is_drafting = bool(engine.ready.speculative != "off")
+    is_drafting = engine.ready.speculative != "off"
     chosen = answers[1:5] if is_drafting else answers
     outputs = run(engine, [one["prompt"] for one in chosen], int(is_drafting), max_tokens=48)
     expected = [one["output"] for one in chosen]
