@@ -15,7 +15,7 @@ import transformers
 
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
-from penstock.worker.engine.offline.quality import DEFAULT_TEXT, Quality, main
+from penstock.worker.engine.offline.quality import DEFAULT_TEXT, Quality, main, measure_quality
 from penstock.worker.engine.offline.scoring import QualityMeter, cut_windows
 from penstock.worker.text.tokenizer import TextCodec
 
@@ -110,6 +110,13 @@ def test_all_formats_of_the_demo_model(text_file: Path, capsys: pytest.CaptureFi
     assert reference == 0 < bfloat16 < int8 < int4  # type: ignore[operator]
     assert bfloat16 < fp8_cache  # type: ignore[operator]
     assert quality.num_windows == -(-quality.num_tokens // 511)
+
+
+def test_each_format_is_reported_before_it_is_computed(text_file: Path) -> None:
+    sentences: list[str] = []
+    text = text_file.read_text()
+    measure_quality(MODEL, text, [{"kv_cache_dtype": "fp8"}], num_threads=1, report=sentences.append)
+    assert sentences == ["computing bfloat16 …", "computing bfloat16, fp8_e4m3 …"]
 
 
 def test_the_program_prints_a_table(text_file: Path) -> None:

@@ -75,6 +75,7 @@ def measure_quality(
     reference: str = "bfloat16",
     window: int | None = None,
     skips_refused: bool = False,
+    report: Callable[[str], object] = str,
     **options: Any,
 ) -> Quality:
     """Return the quality of ``model`` in the reference format, and in each of ``formats``, on ``text``.
@@ -84,6 +85,7 @@ def measure_quality(
         reference: dtype of the engine to compare with.
         window: number of tokens that are computed as one prompt; by default 512, or fewer if the model serves fewer.
         skips_refused: whether a format that the model or the host does not support becomes a result with ``error``.
+        report: called with a sentence before each format; loading and computing may take minutes.
         options: further options of ``EngineConfig`` for all engines.
 
     Raises:
@@ -95,17 +97,24 @@ def measure_quality(
         options["max_model_len"] = window + 1
     reference_config = _config_with(**options, dtype=reference)
     configs = [_config_with(**{**options, "dtype": "bfloat16", **chosen}) for chosen in formats]
+    report(f"computing {reference} …")
     meter, result = _with_engine(reference_config, partial(_measure_reference, text, window or DEFAULT_WINDOW))
     results = [result]
     for config in configs:
+        report(f"computing {', '.join(_format_names(config))} …")
         try:
             results.append(_with_engine(config, lambda engine: _format_result(engine, meter.compare(engine))))
         except (ConfigurationError, ModelLoadError) as error:
             if not skips_refused:
                 raise
-            weights, kv_cache = config.quantization or config.dtype, config.eight_bit_cache or config.dtype
+            weights, kv_cache = _format_names(config)
             results.append(FormatQuality(weights=weights, kv_cache=kv_cache, error=str(error)))
     return Quality(model=model, num_tokens=meter.num_tokens, num_windows=meter.num_windows, formats=results)
+
+
+def _format_names(config: EngineConfig) -> tuple[str, str]:
+    """Return the formats of weights and KV cache."""
+    return config.quantization or config.dtype, config.eight_bit_cache or config.dtype
 
 
 def _config_with(**options: Any) -> EngineConfig:
@@ -216,6 +225,12 @@ def _add_quality_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _report_progress(sentence: str) -> None:
+    """Write to the terminal; a log or a pipe gets only the result."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{sentence}\n")
+
+
 def _print_quality(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("torch") is None:
         raise UsageError("penstock quality computes the model, which needs torch; pip install 'penstock[worker]'")
@@ -229,6 +244,7 @@ def _print_quality(arguments: argparse.Namespace) -> int:
         reference=arguments.reference,
         window=arguments.window,
         skips_refused=len(formats) > 1,
+        report=_report_progress,
         device=arguments.device,
         num_threads=arguments.threads,
         trust_remote_code=arguments.trust_remote_code,
