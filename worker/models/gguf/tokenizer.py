@@ -7,6 +7,7 @@ the same models in transformers' format.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ class GgufTokenizer:
                 "known here; fetch the model in transformers' format"
             )
         merges = [tuple(merge.split(" ", 1)) for merge in self._value("merges", [])]
-        tokenizer = Tokenizer(BPE(self._vocabulary(), merges, ignore_merges=self._pre in WHOLE_WORDS))
+        tokenizer = Tokenizer(BPE(self._ids, merges, ignore_merges=self._pre in WHOLE_WORDS))
         cuts = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits]
         last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last])
@@ -102,7 +103,7 @@ class GgufTokenizer:
         unknown = self._special("unknown")
         merges = [tuple(merge.split(" ", 1)) for merge in self._value("merges", [])] or self._derived_merges()
         tokenizer = Tokenizer(
-            BPE(self._vocabulary(), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True, ignore_merges=False)
+            BPE(self._ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True, ignore_merges=False)
         )
         begins_with_space = self._value("add_space_prefix", self._kind == "llama")
         spaces = normalizers.Replace(" ", _SPACE)
@@ -143,7 +144,7 @@ class GgufTokenizer:
 
         self._tokens = [marked(index, token) for index, token in enumerate(self._tokens)]
         unknown = self._special("unknown") or "[UNK]"
-        tokenizer = Tokenizer(WordPiece(self._vocabulary(), unk_token=unknown, continuing_subword_prefix=_CONTINUED))
+        tokenizer = Tokenizer(WordPiece(self._ids, unk_token=unknown, continuing_subword_prefix=_CONTINUED))
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=self._value("normalizer.lowercase", True))
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUED)
@@ -151,7 +152,7 @@ class GgufTokenizer:
 
     def _derived_merges(self) -> list[tuple[str, str]]:
         """Return the pairs that form each token, by descending score of the token, as sentencepiece merges."""
-        tokens, ids = self._tokens, self._vocabulary()
+        tokens, ids = self._tokens, self._ids
         scores = np.array(self._value("scores", [0.0] * len(tokens)), dtype=float)
         merges = []
         # A million cuts with large vocabularies, so each costs little more than two slices and two searches.
@@ -188,14 +189,15 @@ class GgufTokenizer:
         last = after if after and self._value("add_eos_token", has_class or self._kind == "t5") else None
         if first is None and last is None:
             return
-        ids = self._vocabulary()
+        ids = self._ids
         single = [token for token in (first, "$A", last) if token]
         pair = [token for token in (first, "$A", last, first and f"{first}:1", "$B:1", last and f"{last}:1") if token]
         self.tokenizer.post_processor = processors.TemplateProcessing(
             single=single, pair=pair, special_tokens=[(token, ids[token]) for token in {first, last} if token]
         )
 
-    def _vocabulary(self) -> dict[str, int]:
+    @cached_property
+    def _ids(self) -> dict[str, int]:
         return {token: index for index, token in enumerate(self._tokens)}
 
     def _type(self, index: int) -> int:
