@@ -235,6 +235,21 @@ def deepseek_keys(config: Any) -> Keys:
     }
 
 
+def glm4_moe_keys(config: Any) -> Keys:
+    return {
+        **rotated_keys(config),
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "expert_count": config.n_routed_experts,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "expert_weights_scale": float(config.routed_scaling_factor),
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_gating_func": 2,
+    }
+
+
 _GRANITE_SCALES = {
     "attention_multiplier": 0.2,
     "embedding_multiplier": 3.0,
@@ -324,6 +339,7 @@ CONVERSIONS = {
     "deepseek_v3": Conversion(
         "deepseek2", {"first_k_dense_replace": 1, "n_group": 2, "rope_parameters": _YARN}, deepseek_keys, deepseek
     ),
+    "glm4_moe": Conversion("glm4moe", {"first_k_dense_replace": 1, "use_qk_norm": True}, glm4_moe_keys, deepseek),
     "lfm2": Conversion("lfm2", {"block_auto_adjust_ff_dim": False}, lfm2_keys, without_middle_axis),
     "lfm2_moe": Conversion(
         "lfm2moe",

@@ -91,6 +91,13 @@ def _of_deepseek2(family: Family) -> dict[str, Any]:
     }
 
 
+def _of_glm4_moe(family: Family) -> dict[str, Any]:
+    return {
+        "attention_bias": family.has_tensor("blk.0.attn_q.bias"),
+        "use_qk_norm": family.has_tensor("blk.0.attn_q_norm.weight"),
+    }
+
+
 def _keys_of_heads(family: Family, out: Tensor) -> Tensor:
     num_keys = _of_deepseek(family)["qk_nope_head_dim"]
     return out.unflatten(0, (family.num_heads, -1))[:, :num_keys].transpose(1, 2)
@@ -105,10 +112,13 @@ def _keys_and_values(family: Family, shape: Shape, rank_axis: int) -> Shape:
     return family.num_heads * (fields["qk_nope_head_dim"] + fields["v_head_dim"]), shape[rank_axis]
 
 
-_DEEPSEEK_LAYER: dict[str, Places] = {
+_SHARED_EXPERTS: dict[str, Places] = {
     **EXPERTS,
     **{f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
+_DEEPSEEK_LAYER: dict[str, Places] = {
+    **_SHARED_EXPERTS,
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_b": "self_attn.q_b_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -120,8 +130,7 @@ _DEEPSEEK_LAYER: dict[str, Places] = {
         "self_attn.kv_b_proj", _values_of_heads, lambda family, shape: _keys_and_values(family, shape, -1)
     ),
 }
-_DEEPSEEK_FIELDS = {
-    "kv_lora_rank": "attention.kv_lora_rank",
+_ROUTING = {
     "n_routed_experts": "expert_count",
     "n_shared_experts": "expert_shared_count",
     "num_experts_per_tok": "expert_used_count",
@@ -130,6 +139,7 @@ _DEEPSEEK_FIELDS = {
     "routed_scaling_factor": "expert_weights_scale",
     "norm_topk_prob": "expert_weights_norm",
 }
+_DEEPSEEK_FIELDS = {**_ROUTING, "kv_lora_rank": "attention.kv_lora_rank"}
 _GATE, _UP = _alternate("mlp.experts.gate_up_proj", 0), _alternate("mlp.experts.gate_up_proj", 1)
 _GRANITE_EXPERTS: dict[str, Places] = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
@@ -197,6 +207,15 @@ MIXTURES = {
         },
         window_period=2,
         more=_of_gpt_oss,
+    ),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        layer={**_SHARED_EXPERTS, "post_attention_norm": "post_attention_layernorm"},
+        fields={**_ROUTING, "n_group": "expert_group_count", "topk_group": "expert_group_used_count"},
+        constants={"norm_topk_prob": False, "n_group": 1, "topk_group": 1},
+        rotates_part=True,
+        more=_of_glm4_moe,
     ),
     "deepseek2": Architecture(
         "deepseek_v2",
