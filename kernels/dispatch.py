@@ -1,4 +1,4 @@
-"""Choose the implementation of a kernel.
+"""Choose the implementation of a kernel, and the error of wrong arguments.
 
 A kernel's wrapper lists its implementations by device type. ``REFERENCE`` is always among them and runs on any device.
 """
@@ -23,6 +23,10 @@ TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Implementation = Callable[..., Any]
 
 log = logging.getLogger(__name__)
+
+
+class KernelInputError(ValueError):
+    """An argument has a shape, dtype or stride that the kernel does not support; the message names the argument."""
 
 
 class OnGpu:

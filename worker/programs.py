@@ -18,12 +18,11 @@ from .config.engine_config import EngineConfig
 from .config.fleet import FleetOptions
 from .config.place import MAX_ENGINES_ON_HOST, PLACE
 from .config.worker_config import BROKER, LOG, OBSERVING, PROCESS, WorkerConfig
-from .options.display import guide_table
-from .options.numbers import Integer, Seconds
+from .options.numbers import Integer, IntegerOrRange, Seconds
 from .options.option import Option
 from .options.program import Program
-from .options.ranges import IntegerOrRange
 from .options.readers import Choice, Indices, Name, Reader, Switch, SwitchOrText, Texts
+from .options.settings import guide_table
 
 _RUN = "a run of `penstock.worker.engine.offline`"
 

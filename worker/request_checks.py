@@ -20,7 +20,7 @@ from ..shared.messages.requests import EngineCoreRequest
 from ..shared.params.images import check_images
 from ..shared.params.kinds import GENERATE
 from ..shared.params.sampling import SamplingParams
-from .config.ordering import FIRST_COME_FIRST_SERVED
+from .config.batch import FIRST_COME_FIRST_SERVED
 
 # Parameters of a pooling request, for which nothing is sampled.
 _NO_SAMPLING = SamplingParams(detokenize=False)

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import KernelInputError
+from ..dispatch import KernelInputError
 from ..lora.packed import ProductStruct
 from ..mixers import MixerState, MixingBatch
 from ..native import library
 from .experts import ExpertsHolder, ExpertsWeights, can_mix_experts
-from .layer_structs import embedding_part_struct, layer_embeddings_struct, layer_structs, linear_struct
-from .norms import NormWeights, address, norm_struct
-from .structs import AnglesStruct, DecoderStruct, StepStruct
+from .structs import AnglesStruct, DecoderStruct, NormWeights, StepStruct, address, norm_struct
 from .weights import (
     AttentionGate,
     DecoderWeights,
@@ -24,6 +22,10 @@ from .weights import (
     HeadsShape,
     LayerEmbeddings,
     LayerWeights,
+    embedding_part_struct,
+    layer_embeddings_struct,
+    layer_structs,
+    linear_struct,
 )
 
 __all__ = [

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import KernelInputError
+from ..dispatch import KernelInputError
 from ..linear import LinearStruct, PackedWeight, pack_weight
 from ..native import library
-from .norms import NormWeights, address, norm_struct
-from .structs import ExpertsStruct
+from .structs import ExpertsStruct, NormWeights, address, norm_struct
 
 MAX_EXPERTS = 1024
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..dispatch import REFERENCE, OnGpu, select
-from ..errors import KernelInputError
+from ..dispatch import REFERENCE, KernelInputError, OnGpu, select
 from . import native, reference
 
 _SILU_IMPLEMENTATIONS = {

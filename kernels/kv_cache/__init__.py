@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..dispatch import REFERENCE, TRITON_DTYPES, OnGpu, select
-from ..errors import KernelInputError
+from ..dispatch import REFERENCE, TRITON_DTYPES, KernelInputError, OnGpu, select
 from . import native, reference
 from .cache_slots import FP8_DTYPES, CacheSlots
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import KernelInputError
+from ..dispatch import KernelInputError
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import KernelInputError
+from ..dispatch import KernelInputError
 from ..huge_pages import Arena
 from ..native import library
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..dispatch import REFERENCE, OnGpu, select
-from ..errors import KernelInputError
+from ..dispatch import REFERENCE, KernelInputError, OnGpu, select
 from . import reference
 
 _GPU = f"{__package__}.gpu"

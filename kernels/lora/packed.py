@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import KernelInputError
+from ..dispatch import KernelInputError
 from ..linear import LinearStruct, PackedWeight, can_pack, pack_weight
 from ..native import library
 

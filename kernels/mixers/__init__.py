@@ -10,12 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..dispatch import REFERENCE, select
-from ..errors import KernelInputError
+from ..dispatch import REFERENCE, KernelInputError, select
 from ..native import library
 from . import native, reference
-from .structs import MixerStruct
-from .weights import LANES, MixerKind, MixerState, MixerWeights, MixingBatch
+from .weights import LANES, MixerKind, MixerState, MixerStruct, MixerWeights, MixingBatch
 
 __all__ = ["LANES", "MixerKind", "MixerState", "MixerStruct", "MixerWeights", "MixingBatch", "has_kernel", "mix"]
 

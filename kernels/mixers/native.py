@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ..native import library
 from . import reference
-from .structs import MixerStepStruct
-from .weights import LANES, MixerState, MixerWeights, MixingBatch
+from .weights import LANES, MixerState, MixerStepStruct, MixerWeights, MixingBatch
 
 
 def mix(rows: Tensor, weights: MixerWeights, state: MixerState, batch: MixingBatch) -> Tensor:

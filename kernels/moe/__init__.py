@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..dispatch import REFERENCE, OnGpu, select
-from ..errors import KernelInputError
+from ..dispatch import REFERENCE, KernelInputError, OnGpu, select
 from . import reference
 
 Scoring = Literal["softmax", "sigmoid"]

@@ -4,7 +4,7 @@
 
 // NONE: copies. RMS: root mean square, rounded before the product with a weight in the model's dtype. WIDE_RMS: root
 // mean square with a float weight, rounded after the product. CENTRED: mean and deviation, with a float weight. Matches
-// NormKind in kernels/decoder/norms.py.
+// NormKind in kernels/decoder/structs.py.
 enum class NormKind : int64_t { NONE, RMS, WIDE_RMS, CENTRED };
 
 struct Norm {

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..dispatch import AUTO, NATIVE, REFERENCE, OnGpu, select
-from ..errors import KernelInputError
+from ..dispatch import AUTO, NATIVE, REFERENCE, KernelInputError, OnGpu, select
 from ..kv_cache import FP8_DTYPES
 from . import invariant, native, reference
-from .batch import DeviceRows, MaskRule, PagedBatch
-from .variant import Variant
+from .batch import DeviceRows, MaskRule, PagedBatch, Variant
 
 __all__ = ["DeviceRows", "MaskRule", "PagedBatch", "backend_of", "is_capturable", "paged_attention"]
 

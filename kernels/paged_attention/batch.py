@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import KernelInputError
+from ..dispatch import KernelInputError
 
 # rule(batch_index, head_index, query_positions, key_positions) -> bool tensor, like transformers' mask functions.
 MaskRule = Callable[[int, int, Tensor, Tensor], Tensor]
@@ -217,3 +217,22 @@ class _GroupBatch(PagedBatch):
     @property
     def has_device_decodes(self) -> bool:
         return self._whole.has_device_decodes
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Arguments of ``paged_attention`` that belong to the model and not to the step; see there."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    mask_rule: MaskRule | None = None
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+    @property
+    def has_plain_scores(self) -> bool:
+        """Whether the softmax takes scaled scores without cap, sinks or ALiBi."""
+        return self.softcap is None and self.sinks is None and self.alibi_slopes is None

@@ -29,12 +29,11 @@ from torch import Tensor
 
 from ..dispatch import warn_once
 from . import gpu_config, invariant, reference
-from .batch import PagedBatch
+from .batch import PagedBatch, Variant
 from .gpu_config import Tile
 from .gpu_decode import decode_kernel
 from .gpu_reduce import reduce_kernel
 from .gpu_varlen import varlen_kernel
-from .variant import Variant
 
 _LOG2E = 1.4426950408889634
 # Splits that are loaded together when they are reduced.

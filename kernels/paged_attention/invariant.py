@@ -22,9 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .batch import MaskRule, PagedBatch
+from .batch import MaskRule, PagedBatch, Variant
 from .gather import read_cache
-from .variant import Variant
 
 # The same for every model and context, because it determines the order of additions.
 _TILE_LEN = 128

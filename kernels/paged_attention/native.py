@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..native import library
 from . import invariant, reference
-from .batch import PagedBatch
-from .variant import Variant
+from .batch import PagedBatch, Variant
 
 # Sizes that the sources have loops for.
 _HEAD_DIMS = frozenset({16, 32, 64, 96, 128, 256})

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .batch import PagedBatch
+from .batch import PagedBatch, Variant
 from .gather import DecodeGroup, PrefillRow, decode_groups, prefill_rows, read_cache
-from .variant import Variant
 
 # Scores of a prefill chunk are computed in tiles of queries with at most this many elements (64 MiB in float32).
 _MAX_TILE_ELEMENTS = 1 << 24

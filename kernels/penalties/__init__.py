@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..dispatch import REFERENCE, OnGpu, select
-from ..errors import KernelInputError
+from ..dispatch import REFERENCE, KernelInputError, OnGpu, select
 from . import reference
 
 _IMPLEMENTATIONS = {REFERENCE: reference.penalize, "cuda": OnGpu(f"{__package__}.gpu", "penalize", (torch.float32,))}

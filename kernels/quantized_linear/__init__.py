@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..dispatch import REFERENCE, OnGpu, select
-from ..errors import KernelInputError
+from ..dispatch import REFERENCE, KernelInputError, OnGpu, select
 from . import reference
 
 DTYPES = (torch.int8, torch.float8_e4m3fn)

@@ -13,7 +13,7 @@ from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as apply_g
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb as apply_partial_rotary_pos_emb
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 
-from penstock.kernels.errors import KernelInputError
+from penstock.kernels.dispatch import KernelInputError
 from penstock.kernels.gated_activation import ACTIVATIONS, activate, activate_and_mul, gelu_and_mul, silu_and_mul
 from penstock.kernels.kv_cache import store_kv_cache
 from penstock.kernels.rms_norm import add_rms_norm, rms_norm

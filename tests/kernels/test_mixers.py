@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.errors import KernelInputError
+from penstock.kernels.dispatch import KernelInputError
 from penstock.kernels.mixers import MixerKind, MixerState, MixerWeights, MixingBatch, has_kernel, mix, reference
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.kernels import native
 from penstock.kernels.decoder import AttentionGate
-from penstock.kernels.decoder.norms import NormKind
+from penstock.kernels.decoder.structs import NormKind
 from penstock.kernels.gated_activation import ACTIVATIONS, silu_and_mul
 from penstock.kernels.gated_activation import reference as silu_reference
 from penstock.kernels.kv_cache import CacheSlots, store_kv_cache

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import native
-from penstock.kernels.errors import KernelInputError
+from penstock.kernels.dispatch import KernelInputError
 from penstock.kernels.linear import (
     PackedWeight,
     can_pack,

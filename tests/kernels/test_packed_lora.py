@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import native
-from penstock.kernels.errors import KernelInputError
+from penstock.kernels.dispatch import KernelInputError
 from penstock.kernels.lora.packed import LoraPart, ProductStruct, add_packed_lora, can_pack_lora, pack_lora
 
 from .test_native import DTYPES, random

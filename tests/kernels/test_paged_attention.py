@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.errors import KernelInputError
+from penstock.kernels.dispatch import KernelInputError
 from penstock.kernels.paged_attention import PagedBatch, gather, paged_attention, reference
 
 from .paged_cases import make_case, naive

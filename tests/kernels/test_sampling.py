@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.errors import KernelInputError
+from penstock.kernels.dispatch import KernelInputError
 from penstock.kernels.sampling import argmax, reference, sample
 
 from .sampling_cases import draws_of, logits_of

@@ -1,4 +1,7 @@
-"""``worker list``: the engines of a deployment, their hosts, state and load."""
+"""``worker list``: the engines of a deployment, their hosts, state and load.
+
+With ``--plugins``: the installed plug-ins for options of worker and gateway. It reads metadata and loads no plug-in.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from ...shared.keys import Keys
 from ...shared.messages.core import GroupStatus
 from ...shared.messages.supervision import EngineState
 from ...shared.process.command_line import Command, add_redis_arguments, format_bytes, format_table
+from ...shared.process.plugins import OPTION_OF_GROUP, plugins_of
 from ...shared.redis_access.embedded import resolve_redis_url
-from .plugins import list_plugins
 
 _LOAD_HEADER = (
     "WORKER",
@@ -35,6 +38,7 @@ _LOAD_HEADER = (
 )
 _SETUP_HEADER = ("RANKS", "RUNS", "RESUME", "ADAPTERS", "GUESSES", "GROUP", "WEIGHTS")
 _HEADER = _LOAD_HEADER + _SETUP_HEADER
+_PLUGINS_HEADER = ("OPTION", "NAME", "IS", "DISTRIBUTION")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,3 +131,21 @@ def _describe_death(beat: EngineHeartbeat) -> str:
 
 
 COMMAND = Command("list", "Show engines, their state and load.", run=_run, add_arguments=_add_arguments)
+
+
+def list_plugins(*, as_json: bool) -> int:
+    """Print the plug-ins that each option may name."""
+    rows = [
+        (option, name, point.value, "" if point.dist is None else f"{point.dist.name} {point.dist.version}")
+        for group, option in OPTION_OF_GROUP.items()
+        for name, points in plugins_of(group).items()
+        for point in points
+    ]
+    if as_json:
+        objects = [dict(zip(("option", "name", "value", "distribution"), row, strict=True)) for row in rows]
+        print(msgspec.json.format(msgspec.json.encode(objects)).decode())
+    elif rows:
+        print(format_table(_PLUGINS_HEADER, [list(row) for row in rows]))
+    else:
+        print("no plug-ins")
+    return 0

@@ -1,4 +1,4 @@
-"""The plan of a `worker start`: its engines, their devices, and its loggers."""
+"""The plan of a `worker start`: its engines, their devices and data-parallel groups, and its loggers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from ..models.checkpoint.folder import check_local_model
 from ..options.settings import Settings
 from ..other_engines.kinds import KINDS
 from ..programs import HostOptions
-from .groups import group_engines
 
 if TYPE_CHECKING:
     from ..supervisor import Placement
     from ..supervisor.stat_loggers import AggregateStatLoggerFactory, StatLoggerFactory
+
+_HERE = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -155,3 +156,25 @@ def num_engines_of(host: HostOptions) -> int | None:
     if isinstance(host.engines, str):
         raise UsageError(f"--engines {host.engines} is for a fleet; give --ray as well, or one number")
     return host.engines
+
+
+def group_engines(engine: EngineConfig, num_engines: int, worker_name: str) -> list[EngineConfig]:
+    """Return the configuration of each engine of the host, in order. Without a named group they form groups here.
+
+    Raises:
+        UsageError: the engines cannot be divided into groups.
+    """
+    size = engine.data_parallel_size
+    if not engine.is_grouped or engine.data_parallel_group:
+        return [engine] * num_engines
+    if num_engines % size:
+        raise UsageError(
+            f"--data-parallel-size {size} does not divide the {num_engines} engines of this host; give another number "
+            "(--engines on the CPU), or name a group of several hosts (--data-parallel-group)"
+        )
+    return [
+        msgspec.structs.replace(
+            engine, data_parallel_group=f"{worker_name}-{index // size}", data_parallel_address=_HERE
+        )
+        for index in range(num_engines)
+    ]

@@ -22,8 +22,7 @@ from ...shared.tracing.endpoint import check_endpoint
 from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
 from ..config.worker_config import WorkerConfig
-from ..options.display import effective_config
-from ..options.settings import Settings, read_settings
+from ..options.settings import Settings, effective_config, read_settings
 from ..other_engines.kinds import KINDS
 from ..programs import PROGRAMS, START, HostOptions
 from .plan import make_plan, num_engines_of

@@ -1,15 +1,14 @@
-"""Limits of an engine's batch: requests, tokens of a step, KV cache."""
+"""Options for an engine's batch: limits of requests, tokens and KV cache, images, and the order of requests."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from ..options.groups import OptionGroup
+from ...shared.params.images import MAX_IMAGES
+from ...shared.process.plugins import ORDERING_POLICIES, plugins_of
 from ..options.numbers import Integer, Share, Size
-from ..options.option import Option
-from ..options.readers import Choice, Switch
-from .images import DEFAULT_CACHE_MEMORY, DEFAULT_MAX_IMAGES, ImageCacheMemory, MaxImages
-from .ordering import SchedulingPolicy
+from ..options.option import Option, OptionGroup
+from ..options.readers import Choice, RefusedValueError, Switch
 
 BATCH = "batch and memory"
 # Tokens of one step. On the CPU a step with more prefill delays the next token of all requests (135M Llama: inter-token
@@ -17,6 +16,56 @@ BATCH = "batch and memory"
 DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 # Share of the memory that is free after loading. On the CPU it is lower, because other programs use the memory too.
 DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.4, "cuda": 0.9}
+DEFAULT_MAX_IMAGES = 8
+DEFAULT_CACHE_MEMORY = 512 << 20
+
+MaxImages = Annotated[
+    int,
+    Option(
+        "maximum images per request of a vision model; 0 accepts none and does not load the vision encoder",
+        Integer(0, MAX_IMAGES, "0 takes none"),
+        group=BATCH,
+    ),
+]
+ImageCacheMemory = Annotated[
+    int,
+    Option(
+        "memory that caches repeated images: half for processed images, half for features of the vision encoder",
+        Size(0, 1 << 50),
+        default="512MiB",
+        group=BATCH,
+    ),
+]
+FIRST_COME_FIRST_SERVED = "fcfs"
+SCHEDULING_POLICIES = (FIRST_COME_FIRST_SERVED, "priority")
+
+
+class _Policy(Choice):
+    """Reader of a policy of the project or of the operator. The latter is checked when an engine loads it."""
+
+    def __init__(self) -> None:
+        super().__init__(*SCHEDULING_POLICIES)
+        self.metavar = "POLICY"
+        self.kind += ", a plug-in's name, `MODULE:CLASS`"
+
+    def check(self, value: str) -> None:
+        if ":" in value or value in SCHEDULING_POLICIES:
+            return
+        installed = plugins_of(ORDERING_POLICIES)
+        if value not in installed:
+            names = ", ".join((*SCHEDULING_POLICIES, *installed))
+            raise RefusedValueError(f"must be one of {names}, or MODULE:CLASS")
+
+
+SchedulingPolicy = Annotated[
+    str,
+    Option(
+        "order in which an engine runs requests, and the reverse order of preemption: arrival, lowest "
+        "priority then arrival, or a custom policy",
+        _Policy(),
+        group=BATCH,
+    ),
+]
 
 
 class BatchOptions(OptionGroup):

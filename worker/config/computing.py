@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ..options.groups import OptionGroup
 from ..options.numbers import Integer
-from ..options.option import Option
+from ..options.option import Option, OptionGroup
 from ..options.readers import Choice, ChoiceWithCount, Switch
 
 COMPUTING = "computation"

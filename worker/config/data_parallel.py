@@ -8,9 +8,8 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 from ...shared.values.names import check_name
-from ..options.groups import OptionGroup
 from ..options.numbers import Integer
-from ..options.option import Option
+from ..options.option import Option, OptionGroup
 from ..options.readers import Reader
 
 DATA_PARALLEL = "data-parallel groups"

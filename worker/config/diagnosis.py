@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ..options.groups import OptionGroup
-from ..options.option import Option
+from ..options.option import Option, OptionGroup
 from ..options.readers import Folder, Switch, Texts
 
 CONTROL = "control and diagnosis"

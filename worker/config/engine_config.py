@@ -11,16 +11,14 @@ import msgspec
 from ...shared.errors import ConfigurationError
 from ...shared.values.names import is_partition_name
 from ...shared.values.shown import MaskedRepr
-from ..options.groups import OptionGroupMeta
-from ..options.option import check_fields
-from .adapters import AdapterOptions, check_adapters
+from ..options.option import OptionGroupMeta, check_fields
 from .batch import DEFAULT_TOKEN_BUDGET, BatchOptions
 from .checks import check_attention, check_engine, check_quantization, check_speculation
 from .computing import ComputingOptions
 from .data_parallel import DataParallelOptions, check_data_parallel
 from .diagnosis import DiagnosisOptions
 from .kv_offload import KVOffloadOptions, check_kv_offload
-from .model import ModelOptions
+from .model import AdapterOptions, ModelOptions, check_adapters
 from .place import PlaceOptions
 from .ranks import RankOptions, check_ranks
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from ...shared.errors import ConfigurationError
-from ..options.groups import OptionGroup
 from ..options.numbers import Size
-from ..options.option import Option
+from ..options.option import Option, OptionGroup
 from ..options.readers import Folder
 
 KV_OFFLOADING = "KV offload"

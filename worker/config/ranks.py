@@ -6,9 +6,8 @@ from typing import Annotated
 
 from ...shared.errors import ConfigurationError
 from ..models.parallel.layout import ParallelLayout
-from ..options.groups import OptionGroup
 from ..options.numbers import Integer
-from ..options.option import Option
+from ..options.option import Option, OptionGroup
 from ..options.readers import Switch
 
 RANKS = "ranks: several devices per engine"

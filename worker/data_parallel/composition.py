@@ -12,8 +12,7 @@ from ...shared.errors import ConfigurationError
 from ..config.engine_config import EngineConfig
 from ..models.loaded import LoadedModel
 from ..models.shared_experts import ExpertRanks
-from .core import GroupedCore
-from .runner import LockstepRunner
+from .core import GroupedCore, LockstepRunner
 from .wave import Flags, Wave
 
 # The compute modes that run the model once per step.

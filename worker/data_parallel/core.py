@@ -1,4 +1,4 @@
-"""The engine core that is a rank of a data-parallel group (vLLM's ``DPEngineCoreProc``)."""
+"""The engine core that is a rank of a data-parallel group (vLLM's ``DPEngineCoreProc``), and its executor."""
 
 from __future__ import annotations
 
@@ -7,15 +7,38 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
+import torch
 
 from ...shared.errors import EngineDeadError, GroupBrokenError
 from ...shared.messages.core import EngineCoreOutput, LeaveWave, SchedulerStats, StartWave, WavePhase
 from ..core.interface import GroupCore
 from ..engine.core.engine_core import WORK_WAIT_S, EngineCore
-from .runner import LockstepRunner
+from ..engine.core.step_input import IntArray, StepInput
+from ..engine.execution.model_runner import ModelRunner
 from .wave import Action, Flags, Wave
 
 log = structlog.get_logger(__name__)
+
+
+class LockstepRunner(ModelRunner):
+    """A ``ModelRunner`` whose forwards are collectives.
+
+    Attributes:
+        num_forwards: forwards begun so far.
+        failure: the exception of a failed forward. No further step is possible, because the other ranks still wait in
+            that forward.
+    """
+
+    num_forwards = 0
+    failure: Exception | None = None
+
+    def _forward(self, step: StepInput, logit_rows: IntArray) -> torch.Tensor:
+        self.num_forwards += 1
+        try:
+            return super()._forward(step, logit_rows)
+        except Exception as error:
+            self.failure = error
+            raise
 
 
 class GroupedCore(EngineCore, GroupCore):

@@ -20,7 +20,7 @@ from ...shared.values.names import check_name
 from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
 from ..config.worker_config import WorkerConfig
-from ..options.ranges import bounds
+from ..options.numbers import bounds
 from ..options.settings import Setting, Settings
 from ..other_engines.kinds import KINDS
 from ..programs import HostOptions

@@ -7,6 +7,6 @@
         └─▶ the table of ops/guide/configuration.md
 
 ``readers.py`` has the kinds of values, ``option.py`` the declaration, ``program.py`` the options of one program,
-``settings.py`` the precedence of sources, ``display.py`` the display of options. The programs are in
+``settings.py`` the precedence of sources and their display. The programs are in
 ``worker/programs.py``.
 """

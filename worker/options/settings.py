@@ -1,11 +1,13 @@
 """Effective options: the command line overrides the environment, which overrides a file, which overrides defaults.
 
-Every value is checked, even if a source of higher rank overrides it.
+Every value is checked, even if a source of higher rank overrides it. The effective options can be shown, and so can
+the guide's tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,10 +24,12 @@ from ...shared.process.secret_files import variable_or_file
 from ...shared.shards.addresses import mask_shards
 from ...shared.values.names import did_you_mean
 from .option import NONE, DeclaredOption, complaint
-from .program import CONFIG_VARIABLE, Program
+from .program import CONFIG_VARIABLE, Program, default_words
 from .readers import RefusedValueError
 
 S = TypeVar("S", bound=msgspec.Struct)
+# Longer lines are not aligned.
+_WIDE = 60
 
 
 @dataclass(frozen=True)
@@ -170,3 +174,45 @@ def _read_file(path: str, programs: Iterable[Program]) -> dict[str, Any]:
             remedy = did_you_mean(key.replace("-", "_"), names) or "ops/guide/configuration.md has all keys"
             raise UsageError(f"unknown key {key} in {path}; {remedy}")
     return content
+
+
+def effective_config(settings: Settings) -> str:
+    """Return the effective options as lines of a --config file, each with its source."""
+    missing = "".join(f"# {s.declared.name} is required\n" for s in settings.all if s.value is msgspec.NODEFAULT)
+    present = [setting for setting in settings.all if setting.value is not msgspec.NODEFAULT]
+    lines = [(f"{setting.declared.name} = {_toml(shown_value(setting))}", _origin(setting)) for setting in present]
+    width = max((len(line) for line, _ in lines if len(line) < _WIDE), default=0)
+    return missing + "".join(f"{line:<{width}}  # {origin}\n" for line, origin in lines)
+
+
+def guide_table(program: Program) -> str:
+    """Return the options of ``program`` as tables in Markdown, one per group."""
+    groups: dict[str, list[str]] = {}
+    for declared in program.options:
+        cells = (
+            f"`{declared.flag}`",
+            f"`{declared.variable}`",
+            declared.option.reader.kind,
+            default_words(declared),
+            declared.option.help,
+        )
+        groups.setdefault(declared.option.group, []).append(f"| {' | '.join(cells)} |\n")
+    head = "| option | variable | value | default | does |\n|---|---|---|---|---|\n"
+    return "\n".join(f"### {group[0].upper()}{group[1:]}\n\n{head}{''.join(rows)}" for group, rows in groups.items())
+
+
+def _origin(setting: Setting) -> str:
+    if setting.source:
+        return setting.source
+    words = setting.declared.option.default
+    return f"default: {words}" if words else "default"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple) and value:
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, int | float):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) and value else f'"{NONE}"'

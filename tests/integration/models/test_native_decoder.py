@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import native
-from penstock.kernels.errors import KernelInputError
+from penstock.kernels.dispatch import KernelInputError
 from penstock.kernels.paged_attention import PagedBatch
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.models.forward import ModelInput

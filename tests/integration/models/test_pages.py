@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.kernels.errors import KernelInputError
+from penstock.kernels.dispatch import KernelInputError
 from penstock.worker.models.attention.call import AttentionCall, CacheFormat
 from penstock.worker.models.attention.page_layout import PageLayout
 from penstock.worker.models.attention.pages import PagedByGroups, plan_pages, shapes_differ

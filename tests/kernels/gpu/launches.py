@@ -15,7 +15,7 @@ from penstock.kernels.lora import gpu as lora
 from penstock.kernels.moe import gpu as moe
 from penstock.kernels.paged_attention import PagedBatch
 from penstock.kernels.paged_attention import gpu as paged_attention
-from penstock.kernels.paged_attention.variant import Variant
+from penstock.kernels.paged_attention.batch import Variant
 from penstock.kernels.penalties import gpu as penalties
 from penstock.kernels.quantized_linear import gpu as quantized_linear
 from penstock.kernels.rms_norm import gpu as rms_norm

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.errors import KernelInputError
+from penstock.kernels.dispatch import KernelInputError
 from penstock.kernels.grouped_linear import grouped_linear, reference
 
 gpu = pytest.importorskip("penstock.kernels.grouped_linear.gpu", reason="needs triton")

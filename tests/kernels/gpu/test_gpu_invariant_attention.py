@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from penstock.kernels.paged_attention import PagedBatch, gpu, gpu_config
-from penstock.kernels.paged_attention.variant import Variant
+from penstock.kernels.paged_attention.batch import Variant
 
 from ..paged_cases import Case, make_case
 

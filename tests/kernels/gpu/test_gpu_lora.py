@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.errors import KernelInputError
+from penstock.kernels.dispatch import KernelInputError
 from penstock.kernels.lora import lora_expand, lora_shrink, reference
 
 gpu = pytest.importorskip("penstock.kernels.lora.gpu", reason="needs triton")

@@ -14,7 +14,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from penstock.kernels import moe
-from penstock.kernels.errors import KernelInputError
+from penstock.kernels.dispatch import KernelInputError
 from penstock.kernels.moe import reference
 
 gpu = pytest.importorskip("penstock.kernels.moe.gpu", reason="needs triton")

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.dispatch import OnGpu
-from penstock.kernels.errors import KernelInputError
+from penstock.kernels.dispatch import KernelInputError, OnGpu
 from penstock.kernels.paged_attention import (
     _IMPLEMENTATIONS,
     _INVARIANT_IMPLEMENTATIONS,
@@ -22,7 +21,7 @@ from penstock.kernels.paged_attention import (
     invariant,
     reference,
 )
-from penstock.kernels.paged_attention.variant import Variant
+from penstock.kernels.paged_attention.batch import Variant
 
 from ..paged_cases import Case, make_case, naive
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.shared.messages.outcome import FinishReason
-from penstock.worker.other_engines.vllm.outputs import finish_reason_of, logprobs_of, step_stats_of
+from penstock.worker.other_engines.vllm.conversion import finish_reason_of, logprobs_of, step_stats_of
 
 
 def test_logprob_columns_of_other_requests_are_dropped() -> None:

@@ -11,8 +11,8 @@ from penstock.shared.errors import UnsupportedParameterError
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
-from penstock.worker.other_engines.vllm import params as mapping
-from penstock.worker.other_engines.vllm.params import cache_salt_of, check_request, grammar_of, vllm_params
+from penstock.worker.other_engines.vllm import conversion as mapping
+from penstock.worker.other_engines.vllm.conversion import cache_salt_of, check_request, grammar_of, vllm_params
 
 
 def test_every_grammar_field_is_passed_or_refused() -> None:

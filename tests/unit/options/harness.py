@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.shared.process.command_line import Parser
-from penstock.worker.options.numbers import Integer, Number, Share, Size
+from penstock.worker.options.numbers import Integer, IntegerOrRange, Number, Share, Size
 from penstock.worker.options.option import DeclaredOption
 from penstock.worker.options.program import Program
-from penstock.worker.options.ranges import IntegerOrRange
 from penstock.worker.options.readers import Choice, Folder, Indices, Model, Switch, SwitchOrText, Texts
 from penstock.worker.options.settings import Settings, read_settings
 from penstock.worker.programs import PROGRAMS

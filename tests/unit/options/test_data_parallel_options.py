@@ -8,7 +8,7 @@ import pytest
 
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.process.command_line import UsageError
-from penstock.worker.cli.groups import group_engines
+from penstock.worker.cli.plan import group_engines
 from penstock.worker.config.data_parallel import RankPlace
 from penstock.worker.config.engine_config import EngineConfig
 

@@ -12,10 +12,9 @@ import pytest
 
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
-from penstock.worker.options.display import effective_config
 from penstock.worker.options.option import DeclaredOption
 from penstock.worker.options.program import Program, default_words
-from penstock.worker.options.settings import Settings
+from penstock.worker.options.settings import Settings, effective_config
 from penstock.worker.programs import OFFLINE, PROGRAMS, START, HostOptions, guide_tables
 
 from .harness import EVERY, ROOT, read, sample, source, value, words_of

@@ -19,7 +19,7 @@ from penstock.shared.process.plugins import (
     load_object,
     plugins_of,
 )
-from penstock.worker.cli.plugins import list_plugins
+from penstock.worker.cli.listing import list_plugins
 from penstock.worker.config.engine_config import EngineConfig
 
 POINTS = f"""\

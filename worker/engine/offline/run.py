@@ -31,8 +31,7 @@ from ....shared.process.command_line import Parser, UsageError, run_reporting_er
 from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
 from ...models.checkpoint.folder import resolve_model_folder
-from ...options.display import effective_config
-from ...options.settings import read_settings
+from ...options.settings import effective_config, read_settings
 from ...programs import OFFLINE, PROGRAMS, RunOptions
 from ..core.engine_core import EngineCore
 from .result import OfflineResult, PhasesResult, Record, rss_bytes

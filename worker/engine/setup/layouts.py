@@ -13,8 +13,7 @@ import structlog
 from ...config.engine_config import EngineConfig
 from ...data_parallel.composition import grouped_core
 from ...data_parallel.control import GroupedControl
-from ...data_parallel.core import GroupedCore
-from ...data_parallel.runner import LockstepRunner
+from ...data_parallel.core import GroupedCore, LockstepRunner
 from ...models.adapters.slots import AdapterSlots
 from ...models.loaded import LoadedModel
 from ...models.loading.fixed_shapes import is_invariant_in_any_size

@@ -20,8 +20,7 @@ from ...core.answers import CallAnswers
 from ...models.checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, resolve_model_folder
 from ...models.checkpoint.tokenizer_folder import tokenizer_folder
 from ...processes.progress import ProgressWriter
-from .control import http_control
-from .core import HttpCore
+from .core import HttpCore, http_control
 from .dialect import Dialect, ServerFacts
 from .launcher import LaunchedServer
 from .options import ENGINE, command_words

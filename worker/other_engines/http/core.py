@@ -11,18 +11,24 @@ in other engines; the request that causes it is found by counting deaths (ops/de
 from __future__ import annotations
 
 import time
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import msgspec
 import structlog
 
+from ....shared.control.calls import UtilityAnswer
+from ....shared.control.engine import CheckInvariants, Invariants
+from ....shared.control.model import ListLoras, LoraList
 from ....shared.errors import EngineDeadError, ValidationError
 from ....shared.messages.core import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, SchedulerStats
 from ....shared.messages.outcome import FinishReason, RequestError
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.stats import StepStats
+from ...core.answers import CallAnswers
 from ...engine.scheduling.request import Request
 from ...engine.scheduling.stop import append_tokens_until_stop, check_stop
+from ...processes.progress import ProgressWriter
 from ...request_checks import check_adapter, check_served, refusal
 from ..checked_request import checked_request
 from .dialect import Chunk, Dialect
@@ -277,3 +283,18 @@ def _error_message(content: bytes) -> str:
     error = response.get("error", response) if isinstance(response, dict) else response
     message = error.get("message") if isinstance(error, dict) else error
     return str(message or content.decode(errors="replace")).strip() or "it gave no reason"
+
+
+def http_control(core: HttpCore, num_tokens: int, progress: ProgressWriter) -> CallAnswers:
+    """Return the handler of calls about ``core``, whose server has a cache of ``num_tokens``."""
+
+    def check_invariants(_: CheckInvariants) -> Invariants:
+        core.check_invariants()
+        num_free = round(num_tokens * (1 - core.stats().kv_cache_usage))
+        return Invariants(num_free, num_tokens, core.num_unfinished_requests, 0)
+
+    functions: dict[type, Callable[[Any], UtilityAnswer]] = {
+        CheckInvariants: check_invariants,
+        ListLoras: lambda _: LoraList([]),
+    }
+    return CallAnswers(functions, progress, lambda _: False)

@@ -21,9 +21,9 @@ from ...models.checkpoint.tokenizer_folder import tokenizer_folder
 from ...processes.host import usable_cores
 from ...processes.progress import ProgressWriter
 from .control import VllmControl
+from .conversion import RESUME
 from .core import VllmCore
 from .options import vllm_environment, vllm_words
-from .params import RESUME
 from .versions import installed_version
 from .vllm_request import VllmRequests
 from .warm_up import warm_up

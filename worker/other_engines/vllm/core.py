@@ -24,8 +24,7 @@ from ...engine.scheduling.request import Request
 from ...engine.scheduling.stop import REPETITION_DETECTED, check_stop, ends_in_repetition
 from ...request_checks import check_adapter, check_served, refusal
 from ..checked_request import checked_request
-from .outputs import events_of, finish_reason_of, logprobs_of, step_stats_of
-from .params import check_request
+from .conversion import check_request, events_of, finish_reason_of, logprobs_of, step_stats_of
 from .vllm_request import VllmRequests
 
 # Pause of a step while all requests wait for grammars; after it, messages of the worker process are read.

@@ -9,9 +9,9 @@ import msgspec
 
 from ....shared.errors import ConfigurationError
 from ....shared.values.shown import shown
+from ...config.batch import SCHEDULING_POLICIES
 from ...config.checks import check_supported
 from ...config.engine_config import EngineConfig
-from ...config.ordering import SCHEDULING_POLICIES
 
 # Always passed, because vLLM's defaults differ.
 _ALWAYS = {"dtype": "--dtype", "load_format": "--load-format", "max_num_seqs": "--max-num-seqs", "seed": "--seed"}

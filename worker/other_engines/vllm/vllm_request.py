@@ -12,7 +12,7 @@ from typing import Any
 from ....shared.errors import ValidationError
 from ....shared.messages.requests import EngineCoreRequest
 from ...engine.scheduling.request import Request
-from .params import cache_salt_of, grammar_of, vllm_params
+from .conversion import cache_salt_of, grammar_of, vllm_params
 
 
 class VllmRequests:

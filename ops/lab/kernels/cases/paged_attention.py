@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .....kernels.paged_attention import PagedBatch, paged_attention, reference
-from .....kernels.paged_attention.variant import Variant
+from .....kernels.paged_attention.batch import Variant
 from . import Case, Setting
 
 _D = 128

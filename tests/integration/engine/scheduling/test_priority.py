@@ -9,7 +9,7 @@ import pytest
 
 from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.worker.config.ordering import SCHEDULING_POLICIES
+from penstock.worker.config.batch import SCHEDULING_POLICIES
 from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.offline.run import OfflineRequest, run_workload
 

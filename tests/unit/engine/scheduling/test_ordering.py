@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.config.batch import SCHEDULING_POLICIES
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.config.ordering import SCHEDULING_POLICIES
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority, RequestQueue
 from penstock.worker.engine.scheduling.request import Request
 
