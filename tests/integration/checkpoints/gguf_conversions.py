@@ -235,6 +235,20 @@ def deepseek_keys(config: Any) -> Keys:
     }
 
 
+def minimax_keys(config: Any) -> Keys:
+    return {
+        **rotated_keys(config),
+        "expert_feed_forward_length": config.intermediate_size,
+        "expert_gating_func": 2,
+    }
+
+
+def minimax(config: Any, name: str, tensor: Tensor) -> Pairs:
+    if name.endswith("e_score_correction_bias"):
+        return [(f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor)]
+    return experts_of(config, name, tensor)
+
+
 def glm4_moe_keys(config: Any) -> Keys:
     return {
         **rotated_keys(config),
@@ -265,6 +279,7 @@ _LONG = {
     "long_factor": [1.0, 2.0, 3.0, 4.0],
     "original_max_position_embeddings": 128,
 }
+_PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -340,6 +355,7 @@ CONVERSIONS = {
         "deepseek2", {"first_k_dense_replace": 1, "n_group": 2, "rope_parameters": _YARN}, deepseek_keys, deepseek
     ),
     "glm4_moe": Conversion("glm4moe", {"first_k_dense_replace": 1, "use_qk_norm": True}, glm4_moe_keys, deepseek),
+    "minimax_m2": Conversion("minimax-m2", {"rope_parameters": _PARTIAL}, minimax_keys, minimax),
     "lfm2": Conversion("lfm2", {"block_auto_adjust_ff_dim": False}, lfm2_keys, without_middle_axis),
     "lfm2_moe": Conversion(
         "lfm2moe",

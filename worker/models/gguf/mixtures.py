@@ -217,6 +217,23 @@ MIXTURES = {
         rotates_part=True,
         more=_of_glm4_moe,
     ),
+    "minimax-m2": Architecture(
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        layer={
+            "ffn_gate_inp": "mlp.gate",
+            "exp_probs_b.bias": "mlp.e_score_correction_bias",
+            "ffn_gate_exps.weight": half("mlp.experts.gate_up_proj", 0),
+            "ffn_up_exps.weight": half("mlp.experts.gate_up_proj", 1),
+            "ffn_down_exps.weight": "mlp.experts.down_proj",
+        },
+        fields={
+            "num_local_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "intermediate_size": "expert_feed_forward_length",
+        },
+        rotates_part=True,
+    ),
     "deepseek2": Architecture(
         "deepseek_v2",
         "DeepseekV2ForCausalLM",
