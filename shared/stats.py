@@ -97,8 +97,8 @@ class Histogram(msgspec.Struct, omit_defaults=True):
     sum: float = 0.0
 
     @classmethod
-    def of(cls, bounds: tuple[float, ...]) -> Histogram:
-        """Return an empty one."""
+    def empty(cls, bounds: tuple[float, ...]) -> Histogram:
+        """Return one without values."""
         return cls(bounds, [0] * (len(bounds) + 1))
 
     @property
@@ -168,18 +168,18 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
     schedule_time_s: float = 0.0
     execute_time_s: float = 0.0
     update_time_s: float = 0.0
-    step_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TIME_S))
-    inter_token_latency_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(TOKEN_TIME_S))
-    time_to_first_token_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(FIRST_TOKEN_TIME_S))
-    queue_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
-    prefill_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
-    decode_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
-    latency_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
-    token_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(TOKEN_TIME_S))
-    inference_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TIME_S))
-    num_prompt_tokens_of: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TOKENS))
-    num_output_tokens_of: Histogram = msgspec.field(default_factory=lambda: Histogram.of(REQUEST_TOKENS))
-    num_step_tokens: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TOKENS))
+    step_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(STEP_TIME_S))
+    inter_token_latency_s: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(TOKEN_TIME_S))
+    time_to_first_token_s: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(FIRST_TOKEN_TIME_S))
+    queue_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(REQUEST_TIME_S))
+    prefill_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(REQUEST_TIME_S))
+    decode_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(REQUEST_TIME_S))
+    latency_s: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(REQUEST_TIME_S))
+    token_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(TOKEN_TIME_S))
+    inference_time_s: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(REQUEST_TIME_S))
+    num_prompt_tokens_of: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(REQUEST_TOKENS))
+    num_output_tokens_of: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(REQUEST_TOKENS))
+    num_step_tokens: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(STEP_TOKENS))
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     kv_offload: KVOffloadStats | None = None

@@ -16,7 +16,7 @@ from ...shared.broker.script import SCRIPTS
 from ...shared.connection import CommandConnection
 from ...shared.deployment.presence import ProcessRecord, read_processes
 from ...shared.errors import RedisUnavailableError
-from ...shared.redis_access.check import info_fields, number, risks_of
+from ...shared.redis_access.check import info_fields, int_of_field, risks_of
 from .source import PATIENCE_S, PageSnapshot
 
 MOST_SLOW_CALLS = 20
@@ -45,15 +45,15 @@ class Server:
             "holds": ", ".join(self.models) or "home",
             "version": info.get("redis_version", ""),
             "role": info.get("role", ""),
-            "uptime_s": number(info, "uptime_in_seconds"),
-            "used_memory_bytes": number(info, "used_memory"),
-            "maxmemory_bytes": number(info, "maxmemory"),
+            "uptime_s": int_of_field(info, "uptime_in_seconds"),
+            "used_memory_bytes": int_of_field(info, "used_memory"),
+            "maxmemory_bytes": int_of_field(info, "maxmemory"),
             "maxmemory_policy": info.get("maxmemory_policy", ""),
             "aof": {"1": "on", "0": "off"}.get(info.get("aof_enabled", ""), "not known"),
             "aof_last_write": info.get("aof_last_write_status", ""),
-            "clients": number(info, "connected_clients"),
-            "commands_per_s": number(info, "instantaneous_ops_per_sec"),
-            "evicted_keys": number(info, "evicted_keys"),
+            "clients": int_of_field(info, "connected_clients"),
+            "commands_per_s": int_of_field(info, "instantaneous_ops_per_sec"),
+            "evicted_keys": int_of_field(info, "evicted_keys"),
             "error": self.error,
         }
 

@@ -142,7 +142,7 @@ def _without_images(field: str, message: Any, images: list[ImageInput]) -> Any:
     parts = []
     for at, part in enumerate(content):
         if is_image_part(part):
-            images.append(ImageInput.of(_bytes_of_part(f"{field}.content[{at}]", part)))
+            images.append(ImageInput.from_bytes(_bytes_of_part(f"{field}.content[{at}]", part)))
             part = {"type": "image"}
         parts.append(part)
     return {**message, "content": parts}
@@ -175,7 +175,9 @@ def _images_of_data(data: Any) -> list[ImageInput]:
         )
     value = data.get("image")
     images = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
-    return [ImageInput.of(image_bytes(f"multi_modal_data['image'][{at}]", image)) for at, image in enumerate(images)]
+    return [
+        ImageInput.from_bytes(image_bytes(f"multi_modal_data['image'][{at}]", image)) for at, image in enumerate(images)
+    ]
 
 
 def check_number(images: Sequence[ImageInput], card: ModelCard) -> None:

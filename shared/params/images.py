@@ -34,7 +34,7 @@ class ImageInput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
     data: bytes = b""
 
     @classmethod
-    def of(cls, data: bytes) -> ImageInput:
+    def from_bytes(cls, data: bytes) -> ImageInput:
         """Return the image of these bytes."""
         return cls(digest_of(data), data)
 

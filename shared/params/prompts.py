@@ -61,7 +61,7 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     side: str = LEFT
 
-    def of(self, token_ids: list[int]) -> list[int]:
+    def apply(self, token_ids: list[int]) -> list[int]:
         """Return the tokens that remain of ``token_ids``."""
         return token_ids[-self.num_tokens :] if self.side == LEFT else token_ids[: self.num_tokens]
 

@@ -321,7 +321,11 @@ def _of_disk(info: Mapping[str, str], shown: str, makes_copies: bool | None) -> 
 
 
 def _of_memory(info: Mapping[str, str], shown: str) -> list[Risk]:
-    most, used, policy = number(info, "maxmemory"), number(info, "used_memory"), info.get("maxmemory_policy")
+    most, used, policy = (
+        int_of_field(info, "maxmemory"),
+        int_of_field(info, "used_memory"),
+        info.get("maxmemory_policy"),
+    )
     risks = []
     if not most:
         return risks
@@ -361,7 +365,7 @@ def _of_role(info: Mapping[str, str], shown: str) -> list[Risk]:
     ]
 
 
-def number(info: Mapping[str, str], name: str) -> int:
+def int_of_field(info: Mapping[str, str], name: str) -> int:
     """Return a field that is a whole number; 0 if it is missing."""
     text = info.get(name, "0")
     return int(text) if text.isdecimal() else 0

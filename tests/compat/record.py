@@ -563,7 +563,7 @@ SAMPLES += [
             request_id="r",
             prompt="<image><image> what is this",
             sampling_params=SamplingParams(max_tokens=3, seed=1),
-            images=[ImageInput("ab" * 32), ImageInput.of(b"an image")],
+            images=[ImageInput("ab" * 32), ImageInput.from_bytes(b"an image")],
         ),
     ),
     (

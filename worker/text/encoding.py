@@ -118,7 +118,7 @@ def encode_cut(tokenizer: Tokenizer, text: str, cut: Cut, *, add_special_tokens:
     encoded = encode(tokenizer, text, add_special_tokens=add_special_tokens)
     token_ids = encoded.ids
     start, end = _span(encoded.sequence_ids, 0)
-    return token_ids[:start] + Cut(max_tokens, cut.side).of(token_ids[start:end]) + token_ids[end:]
+    return token_ids[:start] + Cut(max_tokens, cut.side).apply(token_ids[start:end]) + token_ids[end:]
 
 
 def encode_cut_pair(tokenizer: Tokenizer, text: str, other: str, cut: Cut) -> tuple[list[int], list[int]]:

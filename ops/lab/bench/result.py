@@ -105,7 +105,7 @@ class Figures(msgspec.Struct, kw_only=True):
     peak_rss_bytes: int
 
     @classmethod
-    def of(cls, run: SideRun) -> Figures:
+    def from_run(cls, run: SideRun) -> Figures:
         """Reduce a run of ``timed_phases``."""
         everything, single = run.phase(ALL_AT_ONCE), run.phase(ONE_AT_A_TIME)
         return cls(

@@ -33,7 +33,7 @@ from .messages import (
     QueryAllMetrics,
     Ready,
     read_from_parent,
-    write,
+    write_message,
 )
 
 REPORT_INTERVAL_S = 1.0
@@ -58,13 +58,13 @@ class ParentLink:
         self._sums: dict[int, asyncio.Future[list[Family]]] = {}
 
     def report_ready(self) -> None:
-        write(self._writer, Ready())
+        write_message(self._writer, Ready())
 
     async def sum_metrics(self) -> list[Family]:
         """Return the metrics of all processes, or of this one alone if the parent does not answer."""
         query_id, own = next(self._query_ids), self._metrics.families()
         answer = self._sums[query_id] = asyncio.get_running_loop().create_future()
-        write(self._writer, QueryAllMetrics(query_id, own))
+        write_message(self._writer, QueryAllMetrics(query_id, own))
         try:
             async with asyncio.timeout(SUM_TIMEOUT_S):
                 return await answer
@@ -80,7 +80,7 @@ class ParentLink:
         try:
             while (message := await read_from_parent(self._reader)) is not None:
                 if isinstance(message, CollectMetrics):
-                    write(self._writer, ChildMetrics(self._metrics.families(), message.query_id))
+                    write_message(self._writer, ChildMetrics(self._metrics.families(), message.query_id))
                 elif isinstance(message, MergedMetrics) and message.query_id in self._sums:
                     self._sums[message.query_id].set_result(message.families)
         finally:
@@ -92,7 +92,7 @@ class ParentLink:
         """Report the metrics, so that the parent still has them if this process dies, and to show that its loop is
         running."""
         while True:
-            write(self._writer, ChildMetrics(self._metrics.families()))
+            write_message(self._writer, ChildMetrics(self._metrics.families()))
             await asyncio.sleep(REPORT_INTERVAL_S)
 
 
@@ -115,7 +115,7 @@ async def _run_child(listener: socket.socket, link: socket.socket) -> int:
             process=begin.process,
         )
     except (PenstockError, RedisError) as error:
-        write(writer, NotStarted(str(error)))
+        write_message(writer, NotStarted(str(error)))
         return EXIT_FAILED
     finally:
         parent_task.cancel()

@@ -82,7 +82,7 @@ async def read_from_child(reader: asyncio.StreamReader) -> FromChild | None:
     return await _read_message(reader, _child_decoder)
 
 
-def write(writer: asyncio.StreamWriter, message: FromParent | FromChild) -> None:
+def write_message(writer: asyncio.StreamWriter, message: FromParent | FromChild) -> None:
     """Send a message. It is lost if the receiver has exited."""
     writer.write(msgspec.json.encode(message) + b"\n")
 

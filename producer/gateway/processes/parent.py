@@ -43,7 +43,7 @@ from .messages import (
     QueryAllMetrics,
     Ready,
     read_from_child,
-    write,
+    write_message,
 )
 
 MODULE = "penstock.producer.gateway.processes.child"
@@ -109,7 +109,7 @@ class GatewayChild:
         if self._is_stop_requested:
             self.request_stop()
         reader, self._writer = await asyncio.open_connection(sock=parent_end, limit=MAX_LINE_BYTES)
-        write(self._writer, begin)
+        write_message(self._writer, begin)
         try:
             while (message := await read_from_child(reader)) is not None:
                 self._handle(message)
@@ -138,7 +138,7 @@ class GatewayChild:
         """Wait until the child has reported its current metrics, or has exited."""
         assert self._writer is not None
         reply = self._replies[query_id] = asyncio.get_running_loop().create_future()
-        write(self._writer, CollectMetrics(query_id))
+        write_message(self._writer, CollectMetrics(query_id))
         try:
             await reply
         finally:
@@ -147,7 +147,7 @@ class GatewayChild:
     def send_merged_metrics(self, query_id: int, families: list[Family]) -> None:
         """Reply to the child's query for the metrics of all processes."""
         assert self._writer is not None
-        write(self._writer, MergedMetrics(query_id, families))
+        write_message(self._writer, MergedMetrics(query_id, families))
 
     def _handle(self, message: FromChild) -> None:
         self.has_reported = True

@@ -12,7 +12,7 @@ from penstock.shared.params.images import ImageInput
 
 from .conftest import CAUSE, TTL_MS, assert_nothing_is_left, enqueue, final, take
 
-ONE, OTHER = ImageInput.of(b"one"), ImageInput.of(b"other")
+ONE, OTHER = ImageInput.from_bytes(b"one"), ImageInput.from_bytes(b"other")
 
 
 async def kept(commands: CommandConnection, broker: Broker) -> set[bytes]:

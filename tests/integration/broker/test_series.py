@@ -52,7 +52,7 @@ async def test_a_call_that_is_sent_again_adds_nothing(store: SeriesStore) -> Non
 
 
 async def test_histograms_add_up_by_differences(store: SeriesStore) -> None:
-    before, now = Histogram.of((0.1, 1.0)), Histogram.of((0.1, 1.0))
+    before, now = Histogram.empty((0.1, 1.0)), Histogram.empty((0.1, 1.0))
     before.observe(0.05)
     now.observe(0.05)
     now.observe(0.5, 3)

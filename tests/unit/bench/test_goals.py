@@ -162,7 +162,7 @@ def test_figures_of_a_run() -> None:
         phase(ONE_AT_A_TIME, [1.5, 1.6, 1.8], sent_s=1.0),
         phase(IDLE, [0.25], sent_s=0.125),
     ]
-    found = Figures.of(SideRun(ready_s=1.0, rss_bytes=1, peak_rss_bytes=2, phases=phases))
+    found = Figures.from_run(SideRun(ready_s=1.0, rss_bytes=1, peak_rss_bytes=2, phases=phases))
     assert found.tokens_per_s == 2.5
     assert (found.ttft_p50_ms, found.ttft_p99_ms) == pytest.approx((100, 300))
     assert (found.itl_p50_ms, found.itl_p99_ms) == pytest.approx((100, 100))

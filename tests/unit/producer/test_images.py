@@ -63,10 +63,10 @@ def test_parts_of_messages_leave_their_places() -> None:
 def test_the_payload_has_digests_and_bytes_are_stored_separately() -> None:
     request = build_request({"prompt": "hi", "multi_modal_data": {"image": [file(), file()]}}, None, card=CARD)
     entry = Outgoing(request, {}, 0).entry(result_ttl_ms=1, fail_fast=False, max_payload_bytes=1 << 20)
-    assert entry.images == (ImageInput.of(file()),) * 2
+    assert entry.images == (ImageInput.from_bytes(file()),) * 2
     assert file() not in entry.payload
     sent = decoded(entry.payload)
-    assert sent.images == [ImageInput(ImageInput.of(file()).digest)] * 2
+    assert sent.images == [ImageInput(ImageInput.from_bytes(file()).digest)] * 2
     assert entry.num_bytes == len(entry.payload) + 2 * len(file())
 
 

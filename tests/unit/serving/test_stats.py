@@ -63,7 +63,7 @@ def test_a_request_that_never_ran_has_spent_its_life_in_the_queue() -> None:
 
 
 def test_a_histogram_knows_its_quantiles_by_bucket() -> None:
-    histogram = Histogram.of((1.0, 2.0, 4.0))
+    histogram = Histogram.empty((1.0, 2.0, 4.0))
     assert histogram.quantile(0.5) == 0
     for value in (0.5, 1.0, 1.5, 3.0, 9.0):
         histogram.observe(value)
@@ -136,7 +136,7 @@ def test_our_metrics_fill_the_buckets_of_vllms_boards() -> None:
 
 
 def test_histograms_of_two_versions_add_up() -> None:
-    old, new = Histogram.of((0.01, 0.1)), Histogram.of((0.005, 0.01, 0.1))
+    old, new = Histogram.empty((0.01, 0.1)), Histogram.empty((0.005, 0.01, 0.1))
     for histogram, value in ((old, 0.003), (new, 0.003), (new, 0.05), (old, 7.0)):
         histogram.observe(value)
     both = old.merged(new)

@@ -269,7 +269,7 @@ class PromptTokens:
             token_ids = request.prompt_token_ids
             # A pair was truncated when it was tokenized, because the start of its second text must not move.
             if cut is not None and request.second_text_at is None:
-                token_ids = cut.of(token_ids)
+                token_ids = cut.apply(token_ids)
         elif messages is not None:
             kwargs = request.chat_template_kwargs
             self._check_tools(request)

@@ -110,7 +110,7 @@ def measure_model(
     _judge_timed(model, phases, runs, rows, precisions, scratch)
     for side_name, of_side in runs.items():
         if not rows[side_name].wrong:
-            rows[side_name].rounds = [Figures.of(run) for run in of_side]
+            rows[side_name].rounds = [Figures.from_run(run) for run in of_side]
             rows[side_name].versions = of_side[0].versions
     return EngineRow(
         model=name,

@@ -173,7 +173,7 @@ def _generate(
                 request_id=name,
                 prompt_token_ids=one.prompt,
                 sampling_params=params,
-                images=[ImageInput.of(png(image)) for image in one.images],
+                images=[ImageInput.from_bytes(png(image)) for image in one.images],
                 output_token_ids=None if delivered is None else delivered[name],
             )
         )

@@ -40,7 +40,7 @@ def asked(request_id: str, adapter: Path | None) -> EngineCoreRequest:
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=PROMPT,
-        images=[ImageInput.of(png(picture(1)))],
+        images=[ImageInput.from_bytes(png(picture(1)))],
         sampling_params=SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True),
         lora_request=None if adapter is None else lora_request(adapter),
     )

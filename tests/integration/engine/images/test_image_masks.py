@@ -58,7 +58,7 @@ def make(gemma: tuple[Path, Any]) -> Callable[..., Engine]:
 
 def asked(name: str, **fields: Any) -> EngineCoreRequest:
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    images = [ImageInput.of(png(image)) for image in IMAGES[name]]
+    images = [ImageInput.from_bytes(png(image)) for image in IMAGES[name]]
     given = {"prompt_token_ids": PROMPTS[name], "sampling_params": params, "images": images, **fields}
     return EngineCoreRequest(request_id=name, **given)
 
@@ -123,7 +123,7 @@ def test_line_breaks_beside_an_image_are_one_token_with_its_own(
     prompt = [*WORDS, line_break, PLACEHOLDER, line_break, PLACEHOLDER, PLACEHOLDER, *range(80, 87)]
     pictures = [*IMAGES["two"], *IMAGES["one"]]
     wanted = by_transformers(load_by_transformers(folder), processor, prompt, pictures, NUM_TOKENS)
-    images = [ImageInput.of(png(image)) for image in pictures]
+    images = [ImageInput.from_bytes(png(image)) for image in pictures]
     outputs = run(make(), [asked("one", prompt_token_ids=prompt, images=images)])
     assert tokens_of(outputs)["one"] == wanted
     text = processor.tokenizer.decode(prompt)

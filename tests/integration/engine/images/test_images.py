@@ -82,7 +82,7 @@ def seeing(
     files = [image if isinstance(image, bytes) else png(image) for image in images]
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     return EngineCoreRequest(
-        request_id=request_id, prompt_token_ids=prompt, images=[ImageInput.of(file) for file in files],
+        request_id=request_id, prompt_token_ids=prompt, images=[ImageInput.from_bytes(file) for file in files],
         **{"sampling_params": params, **fields},
     )  # fmt: skip
 

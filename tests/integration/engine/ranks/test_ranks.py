@@ -252,7 +252,7 @@ def test_two_ranks_that_read_images_sleep_and_change_their_weights(
 
     def seen(seed: int) -> list[int]:
         asked = request("r", [*range(40, 61), PLACEHOLDER, *range(80, 87)])
-        core.send(msgspec.structs.replace(asked, images=[ImageInput.of(png(picture(seed)))]))
+        core.send(msgspec.structs.replace(asked, images=[ImageInput.from_bytes(png(picture(seed)))]))
         return [token for row in core.collect(1)["r"] for token in row.new_token_ids]
 
     expected = seen(1)
