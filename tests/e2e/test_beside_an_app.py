@@ -45,7 +45,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def test_the_client_works_beside_folders_of_the_same_names(installed: Path, tmp_path: Path, redis_url, namespace):
+def test_the_client_works_next_to_folders_of_the_same_names(installed: Path, tmp_path: Path, redis_url, namespace):
     app = tmp_path / "app"
     for name in NAMES:
         (app / name).mkdir(parents=True)

@@ -103,7 +103,9 @@ async def test_the_card_and_the_tokenizer_are_those_of_the_model(client: Client)
     assert tokenizer.decode(output.outputs[0].token_ids) == output.text
 
 
-async def test_running_requests_make_way_for_a_reset_and_go_on(client: Client, gate: Gate, expected: list[int]) -> None:
+async def test_running_requests_pause_for_a_cache_reset_and_resume(
+    client: Client, gate: Gate, expected: list[int]
+) -> None:
     following = Following(client, gate)
     await following.under_way()
     assert list((await client.reset_prefix_cache()).values()) == [False]
@@ -130,7 +132,7 @@ async def test_a_pause_that_aborts_and_clears(client: Client, gate: Gate, expect
     assert await client.get_num_unfinished_requests() == 0
 
 
-async def test_engines_say_that_they_serve_no_adapters(client: Client, tmp_path: Path) -> None:
+async def test_engines_without_adapters_refuse_adapter_calls(client: Client, tmp_path: Path) -> None:
     folder = await asyncio.to_thread(write_adapter, tmp_path)
     for call in (partial(client.add_lora, "cats", folder), partial(client.pin_lora, "cats")):
         with pytest.raises(EngineCallError, match="serves no adapters") as caught:
@@ -144,7 +146,7 @@ async def test_engines_say_that_they_serve_no_adapters(client: Client, tmp_path:
     assert await client.remove_lora("cats") == {engine_id: False}
 
 
-async def test_the_worker_logs_whose_trace_a_request_belongs_to(deployment: LocalStack, client: Client) -> None:
+async def test_the_worker_logs_the_trace_of_a_request(deployment: LocalStack, client: Client) -> None:
     traced, untraced = uuid.uuid4().hex, uuid.uuid4().hex
     await client.generate("spell 7:", GREEDY, request_id=traced, trace_headers=TRACE, external_req_id="mine")
     await client.generate("spell 7:", GREEDY, request_id=untraced)

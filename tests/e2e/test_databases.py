@@ -58,7 +58,7 @@ async def test_each_caller_gets_its_own_answer(clients: list[Client], gate: Gate
     assert [len(output) for output in outputs] == [NUM_TOKENS, NUM_TOKENS // 2] * 2
 
 
-async def test_a_cancellation_ends_the_request_of_its_own_database(clients: list[Client], gate: Gate) -> None:
+async def test_a_cancellation_ends_only_the_request_of_its_database(clients: list[Client], gate: Gate) -> None:
     gate.hold_at(NUM_TOKENS // 3)
     handles = [await client.submit(PROMPT, PARAMS, request_id="cancelled") for client in clients]
     for handle in handles:
@@ -73,7 +73,7 @@ async def test_a_cancellation_ends_the_request_of_its_own_database(clients: list
     assert len(results[0].outputs[0].token_ids) == NUM_TOKENS
 
 
-async def test_control_calls_reach_the_engine_of_their_own_database(clients: list[Client], other_worker: str) -> None:
+async def test_control_calls_reach_only_the_engine_of_their_database(clients: list[Client], other_worker: str) -> None:
     here, there = clients
     (engine_id,) = await beats(other_worker)
     await there.sleep()

@@ -70,7 +70,7 @@ async def test_the_only_engine_sleeps_in_the_middle_of_a_stream(
     assert EngineState.SLEEPING not in (await states(deployment.url)).values()
 
 
-async def test_wait_lets_what_runs_end_and_starts_nothing(awake: Client, gate: Gate, expected: list[int]) -> None:
+async def test_wait_finishes_running_requests_and_starts_none(awake: Client, gate: Gate, expected: list[int]) -> None:
     following = Following(awake, gate)
     await following.under_way()
     sleeping = asyncio.create_task(awake.sleep(mode="wait", drain_timeout_s=60))
@@ -81,7 +81,7 @@ async def test_wait_lets_what_runs_end_and_starts_nothing(awake: Client, gate: G
     assert list((await awake.is_sleeping()).values()) == [True]
 
 
-async def test_what_does_not_end_in_time_is_queued_again(awake: Client, gate: Gate, expected: list[int]) -> None:
+async def test_requests_that_do_not_end_in_time_are_requeued(awake: Client, gate: Gate, expected: list[int]) -> None:
     following = Following(awake, gate)
     await following.under_way()
     await awake.sleep(mode="wait", drain_timeout_s=0.05)
@@ -90,7 +90,7 @@ async def test_what_does_not_end_in_time_is_queued_again(awake: Client, gate: Ga
     await following.check(expected)
 
 
-async def test_abort_ends_what_runs_with_what_it_has(awake: Client, gate: Gate, expected: list[int]) -> None:
+async def test_abort_ends_running_requests_with_their_output(awake: Client, gate: Gate, expected: list[int]) -> None:
     following = Following(awake, gate)
     await following.under_way()
     await awake.sleep(mode="abort")
@@ -136,7 +136,7 @@ async def test_calls_at_the_same_time_are_each_answered(awake: Client, gate: Gat
     await following.check(expected)
 
 
-async def test_what_a_worker_process_makes_of_calls_on_the_wire(deployment: LocalStack, client: Client) -> None:
+async def test_handling_of_repeated_late_and_undecodable_calls(deployment: LocalStack, client: Client) -> None:
     """One that comes twice is one, a late one is not begun, one that cannot be read is answered."""
     (engine_id,) = await client.is_sleeping()
     commands = CommandConnection(deployment.url)

@@ -25,7 +25,7 @@ LONG = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 MAX_IDLE_CALLS_PER_S = 10
 
 
-async def test_an_answer_that_is_not_wanted_any_more_is_stopped_with_its_tokens(client: Client, gate: Gate) -> None:
+async def test_an_abandoned_answer_is_stopped_and_keeps_its_tokens(client: Client, gate: Gate) -> None:
     gate.hold_at(NUM_TOKENS - 1)
     for timeout_s in (1.0, 5.0, 60.0):  # the shortest in which this machine gives a token
         deltas = [delta async for delta in client.stream(PROMPT, LONG, timeout_s=timeout_s)]
@@ -42,7 +42,7 @@ async def test_an_answer_that_is_not_wanted_any_more_is_stopped_with_its_tokens(
     assert "".join(delta.text for delta in deltas) == whole.text
 
 
-async def test_a_paused_generation_goes_on_after_its_last_token(client: Client, gate: Gate) -> None:
+async def test_a_paused_generation_resumes_after_its_last_token(client: Client, gate: Gate) -> None:
     whole = await client.generate(PROMPT, LONG)
     gate.hold_at(NUM_TOKENS - 1)
     deltas: list[Delta] = []

@@ -157,7 +157,7 @@ ROLES = (Role.CLIENT, Role.WORKER, Role.GATEWAY, Role.JOBS)
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("key", REACH)
-def test_what_a_role_may_do_with_a_key(users: Users, role: Role, key: str) -> None:
+def test_allowed_commands_of_a_role(users: Users, role: Role, key: str) -> None:
     """Each command by itself. Redis 6.2 knows no keys that can only be read, or only be added to."""
     commands, *reaches = REACH[key]
     reach = reaches[ROLES.index(role)]
@@ -224,7 +224,7 @@ def test_which_channels_a_role_may_use(users: Users, role: Role, database: int) 
         ),
     ],
 )
-def test_what_a_role_may_not(users: Users, role: Role, command: tuple[str, ...]) -> None:
+def test_forbidden_commands_of_a_role(users: Users, role: Role, command: tuple[str, ...]) -> None:
     with redis.Redis.from_url(users.url(role)) as client, pytest.raises(NoPermissionError):
         client.execute_command(*command)
 
@@ -260,7 +260,7 @@ async def test_an_app_asks_for_webhooks_and_acts_without_reading_secrets(users: 
         await jobs.close()
 
 
-async def test_an_app_whose_user_is_of_an_older_acl_file_goes_on(users: Users) -> None:
+async def test_an_app_with_a_user_of_an_older_acl_file_still_works(users: Users) -> None:
     """It may read the secrets and write to the operators' audit, and knows neither index nor stream of today."""
     patterns = ["old-version:{*", *(f"old-version:{name}" for name in ("models", "layouts", "placements", "engines"))]
     patterns += [f"old-version:{name}" for name in ("absent", "engine:*", "adapters:{old-version}:*", "audit")]

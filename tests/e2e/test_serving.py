@@ -99,7 +99,7 @@ async def test_a_stop_token_and_the_limits_end_the_request(client: Client) -> No
     assert len((await client.generate(COUNT, least)).outputs[0].token_ids) >= 20
 
 
-async def test_a_seed_gives_the_same_tokens_whatever_runs_beside_it(client: Client) -> None:
+async def test_a_seed_gives_the_same_tokens_in_any_batch(client: Client) -> None:
     params = SamplingParams(temperature=1.5, seed=11, max_tokens=30, ignore_eos=True)
     alone = await client.generate("spell 12:", params)
     crowd = [client.generate(COUNT, SamplingParams(temperature=1.5, max_tokens=40, ignore_eos=True)) for _ in range(20)]
@@ -124,7 +124,7 @@ async def test_token_ids_alone_need_no_text(client: Client) -> None:
     assert output.outputs[0].token_ids == (await client.generate(COUNT, GREEDY)).outputs[0].token_ids
 
 
-async def test_what_only_the_worker_can_know_comes_back_as_the_callers_error(client: Client) -> None:
+async def test_errors_found_by_the_worker_are_raised_to_the_caller(client: Client) -> None:
     with pytest.raises(errors.PromptTooLongError, match="max_model_len is 2048"):
         await client.generate("x" * 9000, GREEDY)
     assert (await client.generate(COUNT, GREEDY)).text == COUNTED

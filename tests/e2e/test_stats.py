@@ -36,7 +36,7 @@ async def told(client: Client, is_enough: Callable[[EngineStats], bool]) -> Engi
     return stats
 
 
-async def test_the_stats_of_a_request_fit_what_its_caller_measures(client: Client) -> None:
+async def test_the_stats_of_a_request_fit_its_callers_measurement(client: Client) -> None:
     params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
     started, first_at, deltas = time.monotonic(), 0.0, list[Delta]()
     async for delta in client.stream(COUNT, params):
@@ -64,7 +64,7 @@ async def test_every_answer_and_a_detached_result_carry_theirs(client: Client) -
         assert 0 < answer.stats.time_to_first_token_s <= answer.stats.latency_s
 
 
-async def test_the_engine_adds_up_what_its_requests_took(client: Client) -> None:
+async def test_the_engine_sums_the_times_of_its_requests(client: Client) -> None:
     for _ in range(2):
         await client.generate([7, 8, 9] * 20, SamplingParams(temperature=0, max_tokens=1))
     before = await told(client, lambda now: sum(now.num_finished.values()) > 0)
@@ -109,7 +109,7 @@ async def test_tokens_count_while_an_answer_runs(client: Client, gate: Gate) -> 
     )
 
 
-async def test_the_engine_adds_to_the_series_and_its_supervisor_says_that_it_is_there(
+async def test_the_engine_writes_the_history_and_its_supervisor_marks_it_alive(
     client: Client, deployment: LocalStack
 ) -> None:
     before = sum(point.tokens_out for point in await client.queue_history(hours=24))

@@ -80,7 +80,7 @@ async def test_each_chunk_is_answered_as_a_plain_request_of_all_before_it(
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("numbers", [(0,), (1, 3), (0, 2)], ids=str)
-async def test_a_chunk_with_parameters_of_its_own_is_answered_with_those(
+async def test_a_chunk_with_its_own_parameters_is_answered_with_them(
     client: Client, params: SamplingParams, numbers: tuple[int, ...]
 ) -> None:
     """The others are answered with the conversation's, the chunks after a first one that had its own included."""
@@ -136,7 +136,7 @@ async def test_chunks_sent_ahead_wait_for_the_segments_before_them(client: Clien
     assert segments(deltas) == await one_by_one(client, params, CHUNKS)
 
 
-async def test_many_conversations_beside_plain_requests(client: Client) -> None:
+async def test_many_conversations_during_plain_requests(client: Client) -> None:
     """Their segments run in one batch with each other and with other requests, and none sees another's."""
     all_chunks = [[[30 + i, 40 + j, 50 + i + j] * 3 for j in range(3)] for i in range(8)]
     plain = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
@@ -149,7 +149,7 @@ async def test_many_conversations_beside_plain_requests(client: Client) -> None:
     assert found == [await one_by_one(client, SEEDED, chunks) for chunks in all_chunks]
 
 
-async def test_a_chunk_that_leaves_no_room_ends_the_request_and_keeps_what_came(client: Client) -> None:
+async def test_a_chunk_that_fills_the_context_ends_the_request_and_keeps_its_output(client: Client) -> None:
     deltas: list[Delta] = []
 
     async def read() -> None:
@@ -248,7 +248,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_conversation_whose_client_is_killed_between_two_chunks_ends(deployment: LocalStack) -> None:
+async def test_a_conversation_ends_when_its_client_is_killed_between_chunks(deployment: LocalStack) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CLIENT, deployment.url, stdout=asyncio.subprocess.PIPE
     )

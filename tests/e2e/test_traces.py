@@ -129,7 +129,7 @@ async def test_a_generation_that_crosses_engines_is_one_trace(
     assert not [span for span in spans if SECRET.split()[-1] in repr(span) or "a stop string" in repr(span)]
 
 
-async def test_who_is_not_sampled_leaves_nothing_and_who_has_no_trace_gets_one(
+async def test_unsampled_requests_have_no_spans_and_requests_without_a_trace_get_one(
     stack: LocalStack, gateway: LocalGateway, receiver: OtlpReceiver
 ) -> None:
     unsampled_id, headers = trace_parent(is_sampled=False)
@@ -161,7 +161,7 @@ def check_end(attempt: ReceivedSpan, answer: dict[str, Any]) -> None:
     assert 0 < told["gen_ai.latency.time_to_first_token"] < told["gen_ai.latency.e2e"]
 
 
-async def test_an_engine_that_hands_a_request_on_says_so_and_so_does_one_whose_request_was_cancelled(
+async def test_spans_record_requeued_and_cancelled_requests(
     stack: LocalStack, gateway: LocalGateway, receiver: OtlpReceiver, gate: Gate
 ) -> None:
     trace_id, headers = trace_parent()

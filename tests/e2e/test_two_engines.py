@@ -56,7 +56,7 @@ def expected(two_engines: LocalStack) -> list[int]:
         return list(llm.generate(PROMPT, LONG, progress=False)[0].outputs[0].token_ids)
 
 
-async def test_the_other_engine_goes_on_with_what_a_sleeping_one_held(
+async def test_the_other_engine_resumes_requests_of_a_sleeping_one(
     two_engines: LocalStack, gate: Gate, expected: list[int]
 ) -> None:
     async with Client.connect(two_engines.url) as client:
@@ -78,7 +78,7 @@ async def test_the_other_engine_goes_on_with_what_a_sleeping_one_held(
         assert await client.wake_up() == {first: SleepState(), second: SleepState()}
 
 
-async def test_a_failure_at_one_engine_is_seen_beside_the_answer_of_the_other(two_engines: LocalStack) -> None:
+async def test_a_failure_of_one_engine_is_returned_with_the_others_answer(two_engines: LocalStack) -> None:
     async with Client.connect(two_engines.url) as client:
         first, second = sorted(await client.is_sleeping())
         await client.sleep(engine_id=first)
@@ -99,7 +99,7 @@ async def test_methods_of_the_operator(two_engines: LocalStack) -> None:
         assert await client.collective_rpc("block_size", [1], engine_id=engine_id) == {engine_id: 16}
 
 
-async def test_an_engine_that_dies_asleep_comes_back_awake(two_engines: LocalStack) -> None:
+async def test_an_engine_that_dies_asleep_restarts_awake(two_engines: LocalStack) -> None:
     async with Client.connect(two_engines.url) as client:
         engine_ids = sorted(await client.is_sleeping())
         await client.sleep(2)
@@ -115,7 +115,7 @@ async def test_an_engine_that_dies_asleep_comes_back_awake(two_engines: LocalSta
         await client.wake_up()
 
 
-async def test_a_worker_that_leaves_tells_who_waits(two_engines: LocalStack) -> None:
+async def test_a_worker_that_leaves_notifies_waiting_clients(two_engines: LocalStack) -> None:
     """Last: its engines are gone then."""
     async with Client.connect(two_engines.url) as client:
         engine_id = min(await client.is_sleeping())

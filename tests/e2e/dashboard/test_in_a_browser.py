@@ -248,7 +248,7 @@ def test_pausing_holds_requests_and_resuming_lets_them_go(visit: Visit, operator
     visit.expect("[data-figure=state]", "finished")
 
 
-def test_a_parked_request_is_looked_at_replayed_and_purged(visit: Visit, operators: Operators) -> None:
+def test_a_parked_request_is_shown_replayed_and_purged(visit: Visit, operators: Operators) -> None:
     for request_id in ("to-replay", "to-purge"):
         operators.park(request_id)
     visit.open("/dead?model=poisoned")
@@ -273,7 +273,7 @@ def test_an_engine_sleeps_and_wakes(visit: Visit) -> None:
     visit.page.get_by_role("button", name="Sleep").wait_for()
 
 
-def test_a_viewer_sees_no_buttons_and_is_refused(chromium: Any, site: LocalServer, operators: Operators) -> None:
+def test_a_viewer_has_no_buttons_and_is_refused(chromium: Any, site: LocalServer, operators: Operators) -> None:
     visit = Visit(chromium, site, operators.key(Role.VIEWER, sees_contents=False))
     visit.open("/queue?model=demo")
     assert visit.page.get_by_role("button", name="Pause").count() == 0
@@ -309,7 +309,7 @@ def test_keys_of_the_keyboard(visit: Visit) -> None:
     visit.page.get_by_role("heading", name="Keys", exact=True).wait_for()
 
 
-def test_a_hidden_tab_stops_and_comes_back(visit: Visit) -> None:
+def test_a_hidden_tab_stops_and_resumes_updates(visit: Visit) -> None:
     visit.open("/")
     visit.wait_until_live()
     hide = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => %s});"

@@ -101,7 +101,7 @@ async def test_apps(stack: ComposeStack) -> None:
     assert stack.denied() == []
 
 
-def test_no_password_is_where_others_see_it(stack: ComposeStack) -> None:
+def test_no_password_is_visible_to_other_processes(stack: ComposeStack) -> None:
     """Neither on a command line, nor in an environment, nor in a log."""
     passwords = [stack.redis_url(role).split(":")[2].partition("@")[0] for role in Role]
     assert len(set(passwords)) == len(Role)
@@ -115,7 +115,7 @@ def test_no_password_is_where_others_see_it(stack: ComposeStack) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in stack.secrets.glob("*.url"))
 
 
-def test_all_tell_their_service_manager_and_end_in_order(stack: ComposeStack) -> None:
+def test_all_notify_their_service_manager_and_end_in_order(stack: ComposeStack) -> None:
     """The last test that uses the stack: it ends it."""
     for name in PROCESSES:
         (ready,) = stack.told(name)

@@ -34,7 +34,7 @@ def driven(llm: LLM) -> list[RequestOutput]:
     return outputs
 
 
-def test_every_output_comes_once_in_the_kind_that_was_asked_for(deployment: LocalStack) -> None:
+def test_every_output_is_delivered_once_in_the_requested_kind(deployment: LocalStack) -> None:
     with LLM(deployment.url, model="demo") as llm, LLM(deployment.url, model="demo") as other:
         assert not llm.has_unfinished_requests()
         assert llm.step() == []
@@ -59,7 +59,7 @@ def test_every_output_comes_once_in_the_kind_that_was_asked_for(deployment: Loca
         assert [one.text for one in driven(other)] == [told]
 
 
-def test_one_that_is_aborted_gives_nothing_more_and_the_others_go_on(deployment: LocalStack, gate: Gate) -> None:
+def test_an_aborted_request_has_no_more_output_and_the_others_continue(deployment: LocalStack, gate: Gate) -> None:
     with LLM(deployment.url, model="demo") as llm:
         gate.hold_at(2)
         llm.add_request("hand-long", PROMPT, LONG)
@@ -77,7 +77,7 @@ def test_one_that_is_aborted_gives_nothing_more_and_the_others_go_on(deployment:
         assert llm.status("hand-long").state == "cancelled"
 
 
-def test_how_a_request_fails_is_raised_by_a_step_and_what_is_refused_by_the_call(deployment: LocalStack) -> None:
+def test_failures_are_raised_by_step_and_refusals_by_the_call(deployment: LocalStack) -> None:
     with LLM(deployment.url, model="demo") as llm:
         with pytest.raises(errors.UnsupportedTaskError):
             llm.add_request("hand-pooled", "spell 7:", PoolingParams())

@@ -150,7 +150,7 @@ async def cut_stream(browser: httpx.AsyncClient, address: str) -> tuple[str, str
 
 
 @pytest.mark.parametrize("app", COMMANDS)
-async def test_a_stream_that_is_cut_goes_on_at_another_process(
+async def test_a_cut_stream_resumes_at_another_process(
     app: str, servers: Servers, browser: httpx.AsyncClient, client: Client
 ) -> None:
     first, second = servers.addresses[app]
@@ -167,7 +167,7 @@ async def test_a_stream_that_is_cut_goes_on_at_another_process(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("app", ["fastapi", "starlette", "django"])
-async def test_a_signal_ends_a_server_with_an_open_stream_which_goes_on_at_another_process(
+async def test_a_signal_ends_a_server_and_its_open_stream_resumes_at_another_process(
     app: str, number: signal.Signals, servers: Servers, browser: httpx.AsyncClient, client: Client, gate: Gate
 ) -> None:
     """The request is held meanwhile, so its stream does not end by itself."""
@@ -231,7 +231,7 @@ async def test_submit_poll_attach_and_cancel(
 
 
 @pytest.mark.parametrize("app", COMMANDS)
-async def test_mistakes_are_told_with_a_status(app: str, servers: Servers, browser: httpx.AsyncClient) -> None:
+async def test_errors_have_a_status(app: str, servers: Servers, browser: httpx.AsyncClient) -> None:
     """Or with an event, where the status could not wait for what Redis or the worker says: ``STATUS_WAIT_S``."""
     address = servers.addresses[app][0]
     malformed = await browser.get(f"{address}/answers/x/stream", headers={"Last-Event-ID": "1;2"})
@@ -345,7 +345,7 @@ async def script(servers: Servers, browser: httpx.AsyncClient) -> str:
     return Scripts(page.text).texts[0]
 
 
-async def test_the_page_asks_and_comes_back_by_itself(servers: Servers, script: str) -> None:
+async def test_the_page_sends_a_request_and_reconnects_automatically(servers: Servers, script: str) -> None:
     """Its EventSource is cut off behind the first event, and goes on at another process."""
     came_back_after: list[bytes] = []
     shown: dict[str, Any] = {}
@@ -359,7 +359,7 @@ async def test_the_page_asks_and_comes_back_by_itself(servers: Servers, script: 
     assert shown["states"] == ["streaming", "reconnecting", "streaming", "finished"]
 
 
-async def test_the_page_tells_why_it_was_refused(servers: Servers, script: str) -> None:
+async def test_the_page_shows_the_reason_of_a_refusal(servers: Servers, script: str) -> None:
     shown = await run_page(script, servers.addresses["fastapi"][0], question=QUESTION, min_tokens="9999")
     assert shown["states"] == ["failed"]
     assert "min_tokens" in shown["why"]

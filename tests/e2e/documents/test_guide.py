@@ -85,7 +85,7 @@ def gateway_url(gateway: LocalGateway) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-async def test_the_examples_of_a_page_do_what_they_say(
+async def test_the_examples_of_a_page_give_the_stated_results(
     page: Path, deployment: LocalStack, gateway_url: str, tmp_path: Path, demo_model: Path
 ) -> None:
     source = source_of(page)
@@ -101,7 +101,7 @@ async def test_the_examples_of_a_page_do_what_they_say(
                 await client.reload_weights(str(demo_model))
 
 
-def test_a_claim_that_does_not_hold_is_found() -> None:
+def test_a_false_claim_of_a_page_is_detected() -> None:
     assert checked("x = 1  # a word") == "x = 1  # a word"
     with pytest.raises(AssertionError):
         exec(checked("1 + 1  # => 3"))

@@ -152,7 +152,7 @@ def begin_with(sdk: openai.OpenAI, file_id: str, changed: dict[str, Any]) -> Any
     return sdk.batches.create(**(given | changed))
 
 
-def test_the_command_says_what_is_wrong_and_runs_what_is_right(
+def test_the_command_reports_wrong_rows_and_runs_the_others(
     deployment: LocalStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

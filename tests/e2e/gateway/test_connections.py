@@ -67,7 +67,7 @@ def test_half_requests_are_ended(impatient: LocalGateway, sent: bytes, statuses:
     assert [line.split()[1] for line in told.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")] == statuses
 
 
-def test_a_second_head_that_comes_byte_by_byte_is_ended(impatient: LocalGateway) -> None:
+def test_a_second_head_sent_byte_by_byte_is_ended(impatient: LocalGateway) -> None:
     """Each byte stops uvicorn's own clock of idle connections."""
     with connect(impatient) as connection:
         connection.sendall(WHOLE)
@@ -88,7 +88,7 @@ def test_a_second_head_that_comes_byte_by_byte_is_ended(impatient: LocalGateway)
         assert not is_open
 
 
-def test_a_body_that_does_not_come_is_told_in_openais_form(impatient: LocalGateway) -> None:
+def test_a_missing_body_is_an_error_in_openais_form(impatient: LocalGateway) -> None:
     with connect(impatient) as connection:
         connection.sendall(HEAD + b"content-length: 9\r\n\r\n{")
         head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
@@ -104,7 +104,7 @@ def test_a_body_that_does_not_come_is_told_in_openais_form(impatient: LocalGatew
         time.sleep(0.02)
 
 
-def test_an_answer_that_takes_longer_than_a_request_may_is_told_to_its_end(impatient: LocalGateway) -> None:
+def test_an_answer_slower_than_the_request_timeout_is_sent_whole(impatient: LocalGateway) -> None:
     """Even if half of the next request waits behind it."""
     fields = {"stream": True, "temperature": 0, "ignore_eos": True, "max_tokens": 400}
     body = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "count:"}], **fields}).encode()

@@ -135,7 +135,7 @@ def test_a_request_id_that_cannot_be_echoed_is_refused(http: httpx.Client, given
     assert re.fullmatch("[0-9a-f]{32}", refused.headers["x-request-id"])
 
 
-def test_parts_of_text_are_what_they_are_as_one_text(http: httpx.Client) -> None:
+def test_parts_of_text_equal_one_text(http: httpx.Client) -> None:
     parts = [{"type": "text", "text": text} for text in COUNT.split(" ")]
     bodies = [chat(messages=[{"role": "user", "content": content}]) for content in (COUNT.replace(" ", "\n"), parts)]
     answers = [http.post(CHAT, json=body).raise_for_status().json() for body in bodies]
@@ -237,7 +237,7 @@ async def test_a_cut_stream_is_picked_up_from_its_last_event(async_http: httpx.A
     assert await read_events(async_http, body, headers) == []
 
 
-async def test_what_cannot_be_picked_up_is_told(async_http: httpx.AsyncClient) -> None:
+async def test_streams_that_cannot_be_resumed_give_a_reason(async_http: httpx.AsyncClient) -> None:
     unknown = f"chatcmpl-{'0' * 32}:3"
     for event_id, body, status in (
         (unknown, chat(stream=True), 404),
@@ -273,7 +273,7 @@ def test_a_405_names_every_method_of_its_path(http: httpx.Client) -> None:
         assert refused.headers["x-request-id"]
 
 
-def test_models_say_since_when_they_are_served(http: httpx.Client) -> None:
+def test_models_have_the_time_since_when_they_are_served(http: httpx.Client) -> None:
     (model,) = [one for one in http.get("/v1/models").json()["data"] if one["id"] == "demo"]
     assert abs(model["created"] - time.time()) < 24 * 3600
     assert http.get("/v1/models/demo").json() == model
@@ -342,7 +342,7 @@ async def status_of(url: str, request_id: str) -> Any:
         return await client.status(request_id)
 
 
-def test_made_up_requests_get_what_the_document_says(gateway: LocalGateway) -> None:
+def test_generated_requests_get_documented_responses(gateway: LocalGateway) -> None:
     """Whatever is sent: no 5xx, and each response as /openapi.json has it. Bounded by the number of examples."""
     schema = schemathesis.openapi.from_url(f"{gateway.root_url}/openapi.json")
     checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]

@@ -58,7 +58,7 @@ def chat(*urls: str) -> list[Any]:
     return [{"role": "user", "content": [*images, {"type": "text", "text": WORDS}]}]
 
 
-async def test_a_search_sees_its_images(stack: LocalStack) -> None:
+async def test_a_beam_search_includes_its_images(stack: LocalStack) -> None:
     """Of one beam it is what greedy sampling gives; in messages, and beside a prompt of tokens."""
     greedy = SamplingParams(temperature=0.0, max_tokens=LIMIT, ignore_eos=True)
     narrow = BeamSearchParams(beam_width=1, max_tokens=LIMIT, ignore_eos=True)
@@ -79,7 +79,7 @@ async def test_a_search_sees_its_images(stack: LocalStack) -> None:
         assert [len(one.output_token_ids) for one in found.sequences] == [1], "the image has 16 tokens of the model's"
 
 
-async def test_a_chat_sees_what_the_client_shows(ai: AsyncOpenAI, stack: LocalStack) -> None:
+async def test_a_chat_includes_its_images(ai: AsyncOpenAI, stack: LocalStack) -> None:
     wanted: dict[tuple[int, ...], str] = {}
     async with Client.connect(stack.url) as client:
         for seeds in ((1,), (2,), (1, 2)):
@@ -116,7 +116,7 @@ async def test_a_chat_sees_what_the_client_shows(ai: AsyncOpenAI, stack: LocalSt
         ("data:image/png;base64," + base64.b64encode(png(picture(1))[:200]).decode(), "truncated or damaged"),
     ],
 )
-async def test_bad_images_are_told_as_openai_does(ai: AsyncOpenAI, bad: str, told: str) -> None:
+async def test_bad_images_are_errors_in_openais_form(ai: AsyncOpenAI, bad: str, told: str) -> None:
     with pytest.raises(openai.BadRequestError, match=told):
         await ai.chat.completions.create(model="llava", messages=chat(data_url(1), bad), max_tokens=LIMIT)
     parts: Any = [{"type": "input_image", "image_url": bad, "detail": "auto"}]
@@ -157,7 +157,7 @@ async def test_rows_of_batches_and_lists_of_llm_have_images(stack: LocalStack, t
     assert await asyncio.to_thread(by_llm) == beside
 
 
-async def test_the_card_says_how_many_and_the_heartbeat_what_is_kept(stack: LocalStack) -> None:
+async def test_the_card_has_the_image_limit_and_the_heartbeat_the_cache(stack: LocalStack) -> None:
     prompt = {"prompt": "<image>", "multi_modal_data": {"image": picture(9)}}
     async with Client.connect(stack.url) as client:
         assert (await client.get_model_config()).max_images == 3

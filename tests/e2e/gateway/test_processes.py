@@ -148,7 +148,7 @@ async def processes(deployment: LocalStack) -> list[ProcessRecord]:
         await connection.close()
 
 
-async def test_a_stream_goes_on_at_another_process_when_its_own_is_killed(
+async def test_a_stream_resumes_at_another_process_when_its_own_is_killed(
     two: LocalGateway, deployment: LocalStack, gate: Gate
 ) -> None:
     expected = await undisturbed(two)

@@ -40,7 +40,7 @@ def test_the_wrong_one_is_named(gateway: LocalGateway, prompt: Any, param: str, 
     assert json.loads("{" + told)["error"]["param"] == param
 
 
-async def test_rows_of_batches_say_it_as_well(client: Client, deployment: LocalStack, tmp_path: Path) -> None:
+async def test_rows_of_batches_accept_the_names_too(client: Client, deployment: LocalStack, tmp_path: Path) -> None:
     bodies = {name: {"model": "demo", "prompt": WRONG[name][0], "max_tokens": 3} for name in list(WRONG)[:2]}
     found = await answers_of_batch(client, deployment.url, tmp_path, COMPLETIONS, bodies)
     assert {row["body"]["error"]["param"] for row in found.values()} == {"prompt[1]"}

@@ -72,7 +72,7 @@ async def status_of(ai: AsyncOpenAI, response_id: str, wanted: str) -> Any:
     return response
 
 
-async def test_a_response_is_kept_and_gone_on_with(ai: AsyncOpenAI, responses: Responses) -> None:
+async def test_a_response_is_stored_and_continued(ai: AsyncOpenAI, responses: Responses) -> None:
     first = await ai.responses.create(
         model="demo", input="four plus two is", temperature=0, metadata={"k": "v"}, instructions="answer"
     )
@@ -105,7 +105,7 @@ async def test_a_response_is_kept_and_gone_on_with(ai: AsyncOpenAI, responses: R
     ]
 
 
-async def test_the_response_of_a_tenant_is_not_found_by_another(ai: AsyncOpenAI, responses: Responses) -> None:
+async def test_the_response_of_a_tenant_is_unknown_to_another(ai: AsyncOpenAI, responses: Responses) -> None:
     kept = await ai.responses.create(model="demo", input="spell 7:", max_output_tokens=1)
     assert (await responses.retrieve("default", kept.id)).id == kept.id
     for attempt in (responses.retrieve, responses.cancel, responses.delete, responses.input_items):
@@ -225,7 +225,7 @@ async def test_a_function_is_called_and_its_output_sent_back(ai: AsyncOpenAI) ->
         ({"input": "one " * 3000, "stream": True}, openai.BadRequestError, None),
     ],
 )
-async def test_what_cannot_be_is_refused(
+async def test_impossible_values_are_refused(
     ai: AsyncOpenAI, fields: dict[str, Any], error: type[openai.APIStatusError], param: str | None
 ) -> None:
     body: dict[str, Any] = {"model": "demo", "input": "x", **fields}
@@ -235,7 +235,7 @@ async def test_what_cannot_be_is_refused(
         assert caught.value.param == param
 
 
-async def test_a_webhook_is_told_by_openais_names(ai: AsyncOpenAI, deployment: LocalStack) -> None:
+async def test_a_webhook_uses_openais_event_names(ai: AsyncOpenAI, deployment: LocalStack) -> None:
     """Up to the outbox: what jobs make of it has tests of its own."""
     commands, keys = CommandConnection(deployment.url), Keys()
     hook = {"webhook_url": "https://example.org/hook"}

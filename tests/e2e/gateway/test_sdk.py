@@ -74,7 +74,7 @@ def test_a_chat_stream_with_usage_and_several_answers(sdk: openai.OpenAI) -> Non
     assert chunks[-1].usage.completion_tokens > 3
 
 
-def test_usage_tells_what_of_a_prediction_came_true(sdk: openai.OpenAI) -> None:
+def test_usage_counts_accepted_prediction_tokens(sdk: openai.OpenAI) -> None:
     """Where the answer leaves it, it is found again by two tokens, which were not foretold."""
     plain = sdk.chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
     assert plain.usage is not None
@@ -190,7 +190,7 @@ def test_errors_are_the_sdks_exception_classes(sdk: openai.OpenAI) -> None:
         sdk.embeddings.create(model="demo", input="x")
 
 
-async def test_a_full_queue_is_a_rate_limit_error_that_says_when_to_come_back(
+async def test_a_full_queue_is_a_rate_limit_error_with_retry_after(
     client: Client, async_sdk: openai.AsyncOpenAI
 ) -> None:
     policy = await client.queue_policy()

@@ -40,7 +40,9 @@ def start(redis_url: str, tmp_path: Path, *options: str) -> str:
         (["--cors-origin", "https://*.example.org"], None),
     ],
 )
-def test_who_can_use_it_is_told(redis_url: str, tmp_path: Path, options: list[str], warned: str | None) -> None:
+def test_the_start_message_states_who_has_access(
+    redis_url: str, tmp_path: Path, options: list[str], warned: str | None
+) -> None:
     lines = [json.loads(line) for line in start(redis_url, tmp_path, *options).splitlines()]
     # The Redis of the tests keeps nothing, which is told as well.
     assert lines.pop(0)["risk"] == "redis_not_persistent"

@@ -49,7 +49,7 @@ def check_weather(calls: Any) -> None:
     [("auto", SPEAKS_HERMES), ("required", {}), ({"type": "function", "function": {"name": "weather"}}, {})],
     ids=["auto", "required", "named"],
 )
-async def test_calls_come_whole_and_streamed(ai: AsyncOpenAI, choice: Any, extra: dict[str, Any]) -> None:
+async def test_calls_are_returned_whole_and_streamed(ai: AsyncOpenAI, choice: Any, extra: dict[str, Any]) -> None:
     asked: dict[str, Any] = {
         "model": "demo",
         "messages": MESSAGES,
@@ -95,7 +95,7 @@ async def test_tools_that_the_chat_template_cannot_show_are_refused(ai: AsyncOpe
             await ai.chat.completions.create(**asked, stream=stream)
 
 
-async def test_several_calls_are_numbered_and_none_are_made_where_none_are_wanted(ai: AsyncOpenAI) -> None:
+async def test_several_calls_are_numbered_and_tool_choice_none_forbids_them(ai: AsyncOpenAI) -> None:
     two = f'{HERMES}\n<tool_call>{{"name": "now"}}</tool_call>'
     asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [WEATHER, NOW], "max_tokens": 2 * LIMIT}
     forced = {"structured_outputs": {"regex": two.replace('{"name": "now"}', r'\{"name": "now"\}')}}
@@ -115,7 +115,7 @@ async def test_several_calls_are_numbered_and_none_are_made_where_none_are_wante
     assert "<tool_call>" in (none.choices[0].message.content or "")
 
 
-async def test_a_call_whose_stream_is_cut_goes_on_where_it_was(gateway: LocalGateway) -> None:
+async def test_a_call_resumes_where_its_stream_was_cut(gateway: LocalGateway) -> None:
     body = {"model": "demo", "messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required", "stream": True}
     body |= {"parallel_tool_calls": False, "max_tokens": LIMIT, "seed": 3}
     told: list[dict[str, Any]] = []
@@ -185,7 +185,7 @@ async def test_a_schema_that_cannot_be_held_to_is_named(ai: AsyncOpenAI) -> None
         assert str(caught.value.param).startswith("response_format.json_schema.schema")
 
 
-async def test_reasoning_is_told_apart(ai: AsyncOpenAI) -> None:
+async def test_reasoning_is_separated(ai: AsyncOpenAI) -> None:
     asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": LIMIT}
     extra = {"structured_outputs": {"regex": "<think>\n(four|two) and more\n</think>\n\nsix!"}}
 
@@ -207,7 +207,7 @@ async def test_reasoning_is_told_apart(ai: AsyncOpenAI) -> None:
     assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas).endswith(" and more")
 
 
-async def test_a_model_that_may_call_tools_answers_in_the_form_that_is_asked_for_or_calls(ai: AsyncOpenAI) -> None:
+async def test_a_model_with_optional_tools_answers_in_the_requested_form_or_calls(ai: AsyncOpenAI) -> None:
     strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [strict], "response_format": Sum}
     asked["parallel_tool_calls"] = False

@@ -20,7 +20,7 @@ NUM_TOKENS = 120
 SEEDED = SamplingParams(n=3, seed=17, temperature=1.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
-async def test_seeded_answers_differ_come_again_and_are_those_of_single_requests(client: Client) -> None:
+async def test_seeded_answers_differ_repeat_and_equal_single_requests(client: Client) -> None:
     first, again = [await client.generate(PROMPT, SEEDED) for _ in range(2)]
     texts = [answer.text for answer in first.outputs]
     assert [answer.index for answer in first.outputs] == [0, 1, 2]
@@ -62,7 +62,7 @@ async def test_a_detached_request_gives_all_answers_to_another_client(deployment
     assert [answer.text for answer in output.outputs] == [answer.text for answer in whole.outputs]
 
 
-async def test_an_engine_is_asked_for_one_answer_only(client: Client) -> None:
+async def test_each_engine_request_has_one_answer(client: Client) -> None:
     asked = EngineCoreRequest(request_id="two-at-once", prompt=PROMPT, sampling_params=SamplingParams(n=2))
     broker = await client._requests.broker("demo").find("two-at-once")
     await broker.enqueue("two-at-once", msgspec.msgpack.encode(asked), result_ttl_ms=60_000)

@@ -31,7 +31,7 @@ def test_generate_returns_one_output_per_prompt_in_order(deployment: LocalStack)
         assert [len(output.outputs[0].token_ids) for output in each][1] == 1
 
 
-def test_errors_come_out_as_they_are(deployment: LocalStack) -> None:
+def test_errors_keep_their_type(deployment: LocalStack) -> None:
     with LLM(deployment.url) as llm:
         with pytest.raises(PromptTooLongError):
             llm.generate(["spell 7:", "x" * 9000], GREEDY)
@@ -73,7 +73,7 @@ def test_the_bar_counts_requests_and_tokens(capsys: pytest.CaptureFixture[str], 
     assert "2/2 requests" in capsys.readouterr().err
 
 
-def test_no_bar_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar(1) as bar:
         bar.advance(1)
     assert capsys.readouterr().err == ""

@@ -27,7 +27,7 @@ def assert_one_per_token(delta: Delta, num_top: int) -> None:
             assert values[token.rank - 1] == token.logprob
 
 
-async def test_a_stream_tells_them_for_every_token(client: Client) -> None:
+async def test_a_stream_has_logprobs_for_every_token(client: Client) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=64, logprobs=3)
     deltas = [delta async for delta in client.stream(COUNT, params)]
     for delta in deltas:
@@ -49,7 +49,7 @@ async def test_a_stream_tells_them_for_every_token(client: Client) -> None:
     assert rest == whole.logprobs[middle + 1 :]
 
 
-async def test_who_does_not_ask_is_told_nothing(client: Client) -> None:
+async def test_requests_without_logprobs_get_none(client: Client) -> None:
     asks = client.generate(COUNT, SamplingParams(temperature=0.0, max_tokens=64, logprobs=0))
     does_not = client.generate(COUNT, SamplingParams(temperature=0.0, max_tokens=64))
     asking, other = (output.outputs[0] for output in await asyncio.gather(asks, does_not))
@@ -59,7 +59,7 @@ async def test_who_does_not_ask_is_told_nothing(client: Client) -> None:
     assert (other.logprobs, other.cumulative_logprob) == (None, None)
 
 
-async def test_penalties_change_what_is_chosen_and_not_what_is_told(client: Client) -> None:
+async def test_penalties_change_the_choice_and_not_the_logprobs(client: Client) -> None:
     fixed = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "logprobs": 20}
     repeated = (await client.generate("spell 7:", SamplingParams(**fixed))).outputs[0]
     penalised = SamplingParams(**fixed, presence_penalty=2.0, frequency_penalty=2.0, repetition_penalty=1.5)

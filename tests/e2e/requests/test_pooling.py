@@ -65,7 +65,7 @@ async def test_many_texts_in_one_call_are_embedded_each_as_alone(client: Client)
     assert same.outputs.score > max(0.9, other.outputs.score)
 
 
-async def test_what_an_engine_held_when_it_was_killed_is_pooled_once(client: Client, stack: LocalStack) -> None:
+async def test_requests_of_a_killed_engine_are_pooled_once(client: Client, stack: LocalStack) -> None:
     expected = {text: output.outputs.embedding for text, output in zip(TEXTS, await client.embed(TEXTS), strict=True)}
     (before,) = await client.engines()
     # It claims, and then gives nothing.
@@ -219,7 +219,7 @@ def generating(stack: LocalStack, tmp_path: Path) -> Iterator[Gate]:
         worker.stop()
 
 
-async def test_a_thousand_texts_are_embedded_beside_generations(
+async def test_a_thousand_texts_are_embedded_during_generations(
     client: Client, stack: LocalStack, generating: Gate
 ) -> None:
     texts = [f"{number_words(number)} and {number}" for number in range(1000)]

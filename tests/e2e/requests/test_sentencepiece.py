@@ -74,7 +74,7 @@ async def client(deployment: LocalStack) -> AsyncIterator[Client]:
         yield client
 
 
-async def test_text_and_tokens_join_to_what_the_tokenizer_decodes(client: Client, tokenizer: Tokenizer) -> None:
+async def test_joined_text_equals_the_decoded_tokens(client: Client, tokenizer: Tokenizer) -> None:
     vocabulary = tokenizer.get_vocab()
     words = [vocabulary[token] for token in vocabulary if token.startswith("▁") or token in ("a", "s")]
     params = SamplingParams(temperature=1.0, max_tokens=12, logprobs=0, allowed_token_ids=words)

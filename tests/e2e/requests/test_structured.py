@@ -67,7 +67,7 @@ async def test_a_stream_of_json_is_json(client: Client) -> None:
     jsonschema.validate(json.loads("".join(delta.text for delta in deltas)), SCHEMAS[0])
 
 
-async def test_a_grammar_that_is_none_ends_as_a_validation_error(client: Client) -> None:
+async def test_an_invalid_grammar_is_a_validation_error(client: Client) -> None:
     with pytest.raises(ValidationError, match=r"structured_outputs.regex is refused by xgrammar: .*parenthesis"):
         await client.generate(COUNT, constrained(regex="(a"))
     with pytest.raises(ValidationError, match="uniqueItems"):
@@ -76,7 +76,7 @@ async def test_a_grammar_that_is_none_ends_as_a_validation_error(client: Client)
         StructuredOutputsParams(regex="a", choice=["a"])
 
 
-async def test_a_grammar_that_takes_seconds_holds_up_nobody(deployment: LocalStack, client: Client) -> None:
+async def test_a_slow_grammar_does_not_delay_others(deployment: LocalStack, client: Client) -> None:
     kinds = [{"type": "string", "pattern": "^[a-z]{1,90}$"}, {"type": "number"}, {"type": "array", "items": WORD}]
     huge = {"type": "object", "properties": {f"field {i}": {"anyOf": kinds} for i in range(300)}}
     before = await beats(deployment.url)

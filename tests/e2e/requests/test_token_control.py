@@ -26,7 +26,7 @@ async def test_words_tokens_and_biases_are_kept(client: Client) -> None:
     assert set((await client.generate(COUNT, allowed)).outputs[0].token_ids) == set(nothing_else)
 
 
-async def test_a_repetition_ends_a_request_and_says_so(client: Client) -> None:
+async def test_a_repetition_ends_a_request_with_its_reason(client: Client) -> None:
     params = SamplingParams(
         max_tokens=64,
         ignore_eos=True,
@@ -54,7 +54,7 @@ async def test_a_mistake_reaches_its_caller(
         await client.generate(COUNT, params)
 
 
-async def test_prompt_logprobs_come_once_with_the_first_token(client: Client) -> None:
+async def test_prompt_logprobs_arrive_once_with_the_first_token(client: Client) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, n=2, seed=5, prompt_logprobs=2)
     deltas = [delta async for delta in client.stream(COUNT, params)]
     telling = [delta for delta in deltas if delta.prompt_logprobs]

@@ -68,7 +68,7 @@ def test_lists_are_filtered(penstock) -> None:
     ("arguments", "message"),
     [(("--state", "lost"), "states must be of waiting, running"), (("--limit", "0"), "limit must be an integer")],
 )
-def test_what_cannot_be_is_refused(penstock, arguments, message) -> None:
+def test_impossible_values_are_refused(penstock, arguments, message) -> None:
     status, _, error = penstock("requests", "list", *arguments)
     assert (status, message in error, "Traceback" in error) == (EXIT_FAILED, True, False)
 

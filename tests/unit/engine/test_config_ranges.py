@@ -52,6 +52,6 @@ def test_a_share_of_the_memory_is_a_share(share: float) -> None:
         EngineConfig(model="m", gpu_memory_utilization=share)
 
 
-def test_what_means_something_is_taken() -> None:
+def test_meaningful_values_are_accepted() -> None:
     assert EngineConfig(model="m", num_threads=0, max_model_len=2, block_size=1).num_threads == 0
     assert make_worker(drain_timeout_s=0, stream_interval_ms=0, lease_ttl_s=0.1).drain_timeout_s == 0

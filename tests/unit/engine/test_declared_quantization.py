@@ -46,7 +46,7 @@ def folder_of(tmp_path: Path, settings: Any = None, file: str = "config.json", *
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "by modelopt with quant_algo 'NVFP4'"),
     ],
 )
-def test_what_is_not_read_is_named_with_a_remedy(tmp_path: Path, settings: dict[str, Any], told: str) -> None:
+def test_unreadable_formats_are_named_with_a_remedy(tmp_path: Path, settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ModelLoadError, match=told) as caught:
         resolve_model_folder(str(folder_of(tmp_path, settings)))
     assert "Penstock reads fp8" in str(caught.value)
@@ -56,7 +56,7 @@ def test_what_is_not_read_is_named_with_a_remedy(tmp_path: Path, settings: dict[
         resolve_model_folder(str(tmp_path), needs_weights=False)
 
 
-def test_settings_that_are_none_are_named(tmp_path: Path) -> None:
+def test_invalid_settings_are_named(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, quantization_config="int4")
     with pytest.raises(ModelLoadError, match="has quantization_config 'int4', which is no object of settings"):
         declared_quantization(folder)
@@ -73,17 +73,17 @@ def test_settings_that_are_none_are_named(tmp_path: Path) -> None:
         ({"w_bit": 4, "q_group_size": 128, "version": "GEMM"}, "quant_config.json", "awq"),
     ],
 )
-def test_where_it_is_said(tmp_path: Path, settings: dict[str, Any], file: str, method: str) -> None:
+def test_sources_of_the_declaration(tmp_path: Path, settings: dict[str, Any], file: str, method: str) -> None:
     found = declared_quantization(folder_of(tmp_path, file=file, **settings))
     assert found is not None
     assert (found.method, found.source) == (method, file)
 
 
-def test_a_plain_model_says_nothing(tmp_path: Path) -> None:
+def test_a_plain_model_declares_nothing(tmp_path: Path) -> None:
     assert declared_quantization(folder_of(tmp_path, quantization_config=None)) is None
 
 
-def test_a_folder_of_gguf_files_says_which_to_give(tmp_path: Path) -> None:
+def test_a_folder_of_gguf_files_asks_for_one_of_them(tmp_path: Path) -> None:
     (tmp_path / "a-Q4_K_M.gguf").touch()
     with pytest.raises(ModelLoadError, match=r"lacks config\.json; give one of its \.gguf files: .*a-Q4_K_M\.gguf"):
         resolve_model_folder(str(tmp_path))

@@ -58,7 +58,7 @@ def fail() -> Fail:
     return fail
 
 
-def test_scheduler_batch_and_requests_are_told(fail: Fail) -> None:
+def test_the_dump_has_scheduler_batch_and_requests(fail: Fail) -> None:
     event = fail(StepDump(), num_requests=2)
     assert event["error"] == "RuntimeError: boom"
     assert isinstance(event["exc_info"], RuntimeError)
@@ -74,7 +74,7 @@ def test_scheduler_batch_and_requests_are_told(fail: Fail) -> None:
     assert {"stop", "stop_token_ids", "logit_bias"} <= set(params["omitted"])
 
 
-def test_nothing_of_the_prompt_is_told_unless_asked_for(fail: Fail, tmp_path: Path) -> None:
+def test_the_dump_has_no_prompt_by_default(fail: Fail, tmp_path: Path) -> None:
     event = fail(StepDump(str(tmp_path)))
     written = Path(event["file"]).read_text()
     for secret in SECRETS:

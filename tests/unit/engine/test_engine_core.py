@@ -79,7 +79,7 @@ def request(request_id: str = "r", **fields: Any) -> EngineCoreRequest:
         ({"lora_request": LoRARequest("a", 1, "/a")}, "unsupported_parameter"),
     ],
 )
-def test_a_bad_request_is_answered_and_the_others_go_on(core: EngineCore, fields: dict[str, Any], code: str) -> None:
+def test_a_bad_request_is_answered_and_the_others_continue(core: EngineCore, fields: dict[str, Any], code: str) -> None:
     core.add_request(request("good"))
     answer = core.add_request(request("bad", **fields))
     assert answer is not None
@@ -151,7 +151,7 @@ def test_a_request_that_raises_alone_too_fails_alone(core: EngineCore, script: S
         assert results[request_id] == EngineCoreOutput(request_id, [7, 7, 7], FinishReason.LENGTH)
 
 
-def test_a_batch_that_raises_once_harms_nobody(core: EngineCore, script: Script) -> None:
+def test_a_batch_that_raises_once_does_no_harm(core: EngineCore, script: Script) -> None:
     script.failures = [RuntimeError("boom")]
     for request_id in "abc":
         core.add_request(request(request_id))
@@ -181,7 +181,7 @@ def test_a_request_that_was_aborted_meanwhile_is_not_tried(core: EngineCore, scr
     assert run(core)["a"].new_token_ids == [7, 7, 7]
 
 
-def test_what_was_released_before_a_failed_batch_is_still_told(core: EngineCore, script: Script) -> None:
+def test_outputs_released_before_a_failed_batch_are_still_delivered(core: EngineCore, script: Script) -> None:
     core.add_request(request("old"))
     core.step()
     core.abort_requests(["old"])

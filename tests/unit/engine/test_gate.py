@@ -35,7 +35,9 @@ def tokens_after(core: EngineCore, num_steps: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("num_stages", [1, 2])
 @pytest.mark.parametrize("is_caching", [False, True])
-def test_one_that_comes_back_at_the_limit_keeps_no_other_from_it(gate: Gate, num_stages: int, is_caching: bool) -> None:
+def test_a_request_that_returns_at_the_limit_does_not_block_others(
+    gate: Gate, num_stages: int, is_caching: bool
+) -> None:
     """It is not computed; others neither wait for the beginning that they share with it, nor for its turn."""
     core, _ = make_core(max_num_seqs=2, extra_budget=2, is_caching=is_caching, is_ahead=False, num_stages=num_stages)
     gate.hold_at(4)

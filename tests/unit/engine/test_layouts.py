@@ -38,7 +38,7 @@ def test_options_and_model_choose_the_layout(
     assert choose(options, **properties) is LAYOUTS[steps, bits]
 
 
-def test_stages_compute_one_batch_at_a_time_in_tiles_and_the_log_says_why() -> None:
+def test_stages_compute_one_batch_at_a_time_in_tiles_and_log_the_reason() -> None:
     with capture_logs() as entries:
         layout = choose({"pipeline_parallel_size": 2, "deterministic": True})
     assert layout is LAYOUTS[Steps.PLAIN, Bits.TILED]

@@ -31,7 +31,7 @@ CPU implementer	: 0x41
         ("", ("", [])),
     ],
 )
-def test_what_linux_says_of_the_first_processor(text: str, found: tuple[str, list[str]]) -> None:
+def test_linux_data_of_the_first_processor(text: str, found: tuple[str, list[str]]) -> None:
     assert read_cpuinfo(text) == found
 
 

@@ -38,7 +38,7 @@ def test_a_method_gets_the_engine_and_gives_plain_data() -> None:
     assert [methods.takes_long(name) for name in ("add", "slow", "unknown")] == [False, True, False]
 
 
-def test_only_what_is_registered_can_be_called() -> None:
+def test_only_registered_methods_can_be_called() -> None:
     methods = RpcMethods([module(add=add, slow=slow, not_marked=len)])
     for name in ("not_marked", "__class__", "run", ""):
         with pytest.raises(ValidationError, match="is registered; available: add, slow"):

@@ -70,7 +70,9 @@ def test_half_awake_it_can_be_put_to_sleep_again(sleep: EngineSleep, events: lis
     assert events == ["kv_cache released 1"]
 
 
-def test_what_cannot_be_restored_still_sleeps(sleep: EngineSleep, parts: dict[str, Part], events: list[str]) -> None:
+def test_an_engine_that_cannot_be_restored_stays_asleep(
+    sleep: EngineSleep, parts: dict[str, Part], events: list[str]
+) -> None:
     sleep.sleep(2)
     parts["weights"].failure = OSError("the folder is gone")
     with pytest.raises(OSError, match="the folder is gone"):
@@ -82,7 +84,7 @@ def test_what_cannot_be_restored_still_sleeps(sleep: EngineSleep, parts: dict[st
     assert events[-3:] == ["weights restored", "kv_cache restored", "awake"]
 
 
-def test_a_cache_for_which_there_is_no_room_holds_nothing() -> None:
+def test_a_cache_without_memory_stays_empty() -> None:
     layers: list[str] = []
 
     def allocate() -> None:

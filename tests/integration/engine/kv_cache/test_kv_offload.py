@@ -326,7 +326,7 @@ def test_decoders_that_pool_read_blocks_too(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_by_name(
+def test_impossible_values_are_refused_by_name(
     options: dict[str, Any], said: str, packed_model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match=said):

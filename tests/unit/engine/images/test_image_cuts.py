@@ -49,7 +49,7 @@ def compute(scheduler: Scheduler, output: SchedulerOutput) -> None:
     scheduler.check_invariants()
 
 
-def test_no_chunk_ends_within_an_image_and_all_come_to_an_end() -> None:
+def test_no_chunk_ends_within_an_image_and_all_requests_finish() -> None:
     """Requests drawn at random, in a KV cache too small for all that run: with preemptions, and blocks found again."""
     draw = random.Random(0)
     num_preemptions = num_hits = 0
@@ -75,7 +75,7 @@ def test_no_chunk_ends_within_an_image_and_all_come_to_an_end() -> None:
     assert num_hits > 0
 
 
-def test_an_image_waits_for_a_step_with_room_and_others_go_on() -> None:
+def test_an_image_waits_for_a_step_with_capacity_while_others_continue() -> None:
     scheduler = make_scheduler()
     scheduler.add_request(request("text", 12))
     scheduler.add_request(request("image", 9, span((1, 7))))

@@ -93,7 +93,7 @@ def transparent_images() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", transparent_images())
-def test_what_is_transparent_is_on_white_as_in_transformers(name: str) -> None:
+def test_transparent_pixels_are_on_white_as_in_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers.image_transforms")
     data = transparent_images()[name]
     picture = np.asarray(decode_image(data))
@@ -136,7 +136,7 @@ def test_grey_of_sixteen_bits_is_that_of_eight() -> None:
     assert np.array_equal(np.asarray(picture), np.tile(steps[None, :, None], (9, 1, 3)))
 
 
-def test_an_image_is_turned_as_its_camera_says() -> None:
+def test_an_image_is_rotated_by_its_exif_orientation() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     assert decode_image(file(RED, "JPEG", exif=exif)).size == (4, 8)
@@ -166,7 +166,7 @@ def test_others_are_refused_in_words(data: bytes, told: str) -> None:
         decode_image(data)
 
 
-def test_what_is_too_large_to_be_sent() -> None:
+def test_images_that_are_too_large() -> None:
     whole = file(RED)
     assert check_image_bytes("image", bytearray(whole)) == whole
     with pytest.raises(ValidationError, match=f"image is an image of {MAX_IMAGE_BYTES + 1} bytes"):

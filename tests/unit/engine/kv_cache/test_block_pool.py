@@ -135,7 +135,7 @@ def test_the_last_blocks_of_the_least_recently_freed_table_go_first() -> None:
     assert [pool.allocate(1)[0] for _ in range(6)] == [older[2], older[1], newer[2], newer[1], newer[0], older[0]]
 
 
-def test_a_block_in_use_is_not_evicted_and_is_free_when_nobody_has_it_any_more() -> None:
+def test_a_block_in_use_is_not_evicted_and_is_freed_by_its_last_user() -> None:
     pool = BlockPool(2, block_size=1)
     table = named_table(pool, [1, 2])
     pool.hold(table)
@@ -145,7 +145,7 @@ def test_a_block_in_use_is_not_evicted_and_is_free_when_nobody_has_it_any_more()
     assert (pool.num_free, pool.usage) == (2, 0.0)
 
 
-def test_of_two_blocks_with_the_same_contents_the_first_is_found() -> None:
+def test_the_first_of_two_equal_blocks_is_a_hit() -> None:
     pool = BlockPool(4, block_size=1)
     first, second = named_table(pool, [1]), named_table(pool, [1])
     assert pool.find([name(1)]) == first
@@ -161,21 +161,21 @@ def test_of_two_blocks_with_the_same_contents_the_first_is_found() -> None:
     [[[0]], [[0, 1], [1]], [[0, 7]], [[0, 0]]],
     ids=["lost", "held twice", "unknown", "twice in one table"],
 )
-def test_a_wrong_table_is_found(tables: list[list[int]]) -> None:
+def test_a_wrong_table_is_detected(tables: list[list[int]]) -> None:
     pool = BlockPool(2, block_size=1)
     pool.allocate(2)
     with pytest.raises(InvariantError):
         pool.check_invariants(tables)
 
 
-def test_a_block_that_is_held_and_free_is_found() -> None:
+def test_a_block_that_is_both_held_and_free_is_detected() -> None:
     pool = BlockPool(2, block_size=1)
     pool._blank.append(pool.allocate(1)[0])
     with pytest.raises(InvariantError, match="without a holder"):
         pool.check_invariants([[0]])
 
 
-def test_a_wrong_hash_is_found() -> None:
+def test_a_wrong_hash_is_detected() -> None:
     pool = BlockPool(2, block_size=1)
     pool.free(named_table(pool, [1]))
     pool._hashes[0] = name(2)

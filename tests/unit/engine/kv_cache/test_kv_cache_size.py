@@ -52,11 +52,11 @@ def test_a_gpu_is_not_shared_between_the_engines_of_a_host() -> None:
     assert size(**options).num_blocks == int(0.9 * 1024)
 
 
-def test_the_models_own_limit_is_lowered_to_what_fits() -> None:
+def test_the_models_limit_is_lowered_to_the_cache() -> None:
     assert size(max_model_len=10**6, kv_cache_memory=MIB).max_model_len == 1024
 
 
-def test_a_limit_that_was_asked_for_is_not_lowered() -> None:
+def test_a_requested_limit_is_not_lowered() -> None:
     with pytest.raises(ConfigurationError, match=r"1 MiB \(kv_cache_memory\).*2048 needs 2 MiB: lower max_model_len"):
         size(max_model_len=2048, is_length_chosen=True, kv_cache_memory=MIB)
 
@@ -84,13 +84,13 @@ def test_more_than_is_free_is_refused_unless_it_is_not_used() -> None:
     assert size(kv_cache_memory=32 * MIB).num_blocks == 256
 
 
-def test_states_of_the_most_requests_come_first() -> None:
+def test_states_of_the_maximum_batch_are_reserved_first() -> None:
     # Of 4 MiB, eight requests take an eighth of a MiB each.
     with_states = size(kv_cache_memory=4 * MIB, max_num_seqs=8, max_model_len=1024, bytes_per_request=MIB // 8)
     assert with_states.num_blocks == 3 * 64
 
 
-def test_no_room_beside_the_states() -> None:
+def test_no_memory_left_after_the_states() -> None:
     with pytest.raises(ConfigurationError, match=r"4 MiB \(kv_cache_memory\), but the states of 8 requests need 4 MiB"):
         size(kv_cache_memory=4 * MIB, max_num_seqs=8, bytes_per_request=MIB // 2)
 

@@ -312,7 +312,7 @@ def test_the_last_token_is_always_computed() -> None:
     assert engine.num_computed_for("shorter", PROMPT[:4], max_tokens=1) == 4
 
 
-def test_generated_tokens_are_found_too() -> None:
+def test_generated_tokens_are_hits_too() -> None:
     engine = Engine()
     engine.num_computed_for("first", PROMPT, max_tokens=8)
     assert engine.tokens["first"] == expected_tokens(PROMPT, 8)
@@ -372,7 +372,7 @@ def test_requests_that_run_share_blocks() -> None:
     assert all(engine.tokens[str(number)] == expected_tokens(PROMPT, 6) for number in range(3))
 
 
-def test_a_request_with_its_beginning_cached_is_admitted_where_it_would_not_fit_otherwise() -> None:
+def test_a_cached_prefix_admits_a_request_that_would_not_fit() -> None:
     engine = Engine(num_blocks=7, max_num_seqs=2)
     engine.add("first", PROMPT, max_tokens=8)
     engine.step()
@@ -381,7 +381,7 @@ def test_a_request_with_its_beginning_cached_is_admitted_where_it_would_not_fit_
     assert "second" in engine.finished
 
 
-def test_free_blocks_that_are_hit_are_not_given_out_twice() -> None:
+def test_free_blocks_that_are_hit_are_not_allocated_twice() -> None:
     engine = Engine(num_blocks=7, max_num_seqs=2)
     engine.num_computed_for("first", PROMPT, max_tokens=1)
     engine.add("wide", [50] * 14, max_tokens=1)
@@ -427,7 +427,7 @@ def test_equal_prompts_that_fit_into_a_step_are_computed_and_the_next_waits_for_
         "nothing in common",
     ],
 )
-def test_nobody_waits_who_could_compute_something_of_its_own(
+def test_requests_that_can_compute_other_tokens_do_not_wait(
     prompt: list[int], budget: int, second: dict[str, int]
 ) -> None:
     engine = Engine(budget=budget)
@@ -439,7 +439,7 @@ def test_nobody_waits_who_could_compute_something_of_its_own(
     assert engine.tokens["b"] == expected_tokens(prompt, 4)
 
 
-def test_what_was_found_already_is_not_waited_for() -> None:
+def test_blocks_that_are_already_hits_are_not_waited_for() -> None:
     engine = Engine(budget=17)
     engine.num_computed_for("first", PROMPT[:10], max_tokens=1)
     longer = [*PROMPT[:8], *range(50, 62)]
@@ -461,7 +461,7 @@ def test_only_whole_blocks_of_this_step_are_waited_for() -> None:
     assert not cache.is_being_computed(second, 13, [(first, 16)]), "the last tokens are no full block"
 
 
-def test_nobody_waits_for_what_was_computed_before_and_cannot_be_found() -> None:
+def test_blocks_that_cannot_be_hits_are_not_waited_for() -> None:
     engine = Engine(budget=10)
     engine.add("a", PROMPT)
     engine.step()
@@ -485,7 +485,7 @@ def test_a_step_that_failed_leaves_nothing_to_find() -> None:
     assert engine.tokens["a"] == expected_tokens(PROMPT, 4)
 
 
-def test_a_reset_waits_for_nobody_and_forgets_all() -> None:
+def test_a_reset_forgets_all_without_waiting() -> None:
     engine = Engine()
     engine.add("first", PROMPT)
     assert engine.core.reset_prefix_cache(), "a request that waits holds no block"
@@ -517,7 +517,7 @@ def test_a_request_that_wants_the_logits_of_its_prompt_computes_it_and_leaves_it
     assert cache.num_queried_tokens == 14
 
 
-def test_a_block_that_is_known_by_a_wrong_hash_is_found_out() -> None:
+def test_a_block_with_a_wrong_hash_is_detected() -> None:
     engine = Engine()
     engine.add("a", PROMPT)
     engine.step()
@@ -527,7 +527,7 @@ def test_a_block_that_is_known_by_a_wrong_hash_is_found_out() -> None:
         engine.core.check_invariants()
 
 
-def test_it_is_on_unless_the_configuration_says_otherwise() -> None:
+def test_prefix_caching_is_on_by_default() -> None:
     assert EngineConfig.decode(EngineConfig(model="m").encode()).enable_prefix_caching
     off = EngineConfig(model="m", enable_prefix_caching=False)
     assert not EngineConfig.decode(off.encode()).enable_prefix_caching

@@ -168,13 +168,13 @@ def cached_after(windows: tuple[int | None, ...], first: list[int], second: list
 
 
 @pytest.mark.parametrize("windows", [(None, 8), (8,), (None, 1, 30), (6, 9)])
-def test_a_prefix_is_found_if_the_last_window_is_there(windows: tuple[int | None, ...]) -> None:
+def test_a_prefix_is_a_hit_if_its_last_window_is_cached(windows: tuple[int | None, ...]) -> None:
     assert cached_after(windows, [5] * 40, [5] * 40) == 36
     assert cached_after(windows, [5] * 40, [5] * 20 + [6] * 20) == 20
     assert cached_after(windows, [5] * 40, [6] * 40) == 0
 
 
-def test_of_a_prefix_nothing_is_found_once_a_group_lacks_what_it_needs() -> None:
+def test_a_prefix_is_no_hit_once_a_group_lacks_its_blocks() -> None:
     """Pages are taken in the order in which they were given back: those behind windows first, then what a request held
     at its end. So with the end of a prefix goes all of it, since in front of it there are no windows any more."""
     scheduler = make_scheduler((None, 8), 38, caching=True)
@@ -194,7 +194,7 @@ def test_of_a_prefix_nothing_is_found_once_a_group_lacks_what_it_needs() -> None
     pool.free(taken)
 
 
-def test_what_waits_for_nobody_is_told_of_the_null_block() -> None:
+def test_pages_outside_the_window_point_to_the_null_block() -> None:
     tables = GroupedTables(BlockPool(4, 4), BlockGroups((None, 4), 4, 8))
     assert tables.null_block == 4
     with pytest.raises(InvariantError, match="no block tables"):

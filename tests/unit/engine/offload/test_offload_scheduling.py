@@ -155,7 +155,7 @@ def test_the_beginning_of_a_request_is_read(filled: MemoryTier, is_ahead: bool) 
     assert stats.prefix_cache_hits == 12
 
 
-def test_others_go_on_while_one_waits_for_its_blocks(filled: MemoryTier) -> None:
+def test_others_continue_while_one_waits_for_its_blocks(filled: MemoryTier) -> None:
     made = Made(filled)
     made.tiers.gate.clear()
     made.add("reads", PROMPT)
@@ -221,7 +221,7 @@ def test_a_preempted_request_is_read_again() -> None:
         assert alone.finish()[name] == tokens[name]
 
 
-def test_what_a_preempted_request_lost_is_in_the_tier(filled: MemoryTier) -> None:
+def test_blocks_of_a_preempted_request_are_loaded_from_the_tier(filled: MemoryTier) -> None:
     """Its blocks were taken by others; it does not compute them again."""
     made = Made(filled, num_blocks=8)
     made.add("r", PROMPT, 8)
@@ -285,7 +285,7 @@ def test_resetting_the_prefix_cache_empties_the_tier(filled: MemoryTier) -> None
     assert made.cached["r"] == 0
 
 
-def test_prompts_whose_every_token_is_judged_read_nothing(filled: MemoryTier) -> None:
+def test_prompts_with_logprobs_of_all_tokens_load_nothing(filled: MemoryTier) -> None:
     made = Made(filled)
     request = EngineCoreRequest(
         request_id="r", prompt_token_ids=PROMPT, sampling_params=SamplingParams(max_tokens=2, prompt_logprobs=1)

@@ -50,7 +50,7 @@ def read(tier: FolderTier | MemoryTier | Tiers, number: int) -> bool:
     return found
 
 
-def test_what_was_put_into_memory_is_read_until_others_need_the_room() -> None:
+def test_blocks_in_memory_are_readable_until_evicted() -> None:
     tier = MemoryTier(3 * BLOCK_BYTES + 1, BLOCK_BYTES)
     for number in (1, 2, 3):
         tier.put(hash_of(number), row_of(number))
@@ -75,7 +75,7 @@ def test_memory_that_has_changed_is_not_read() -> None:
     assert read(tier, 1)
 
 
-def test_a_folder_outlives_who_wrote_it_and_is_shared(tmp_path: Path) -> None:
+def test_a_folder_outlives_its_writer_and_is_shared(tmp_path: Path) -> None:
     first, second = folder_of(tmp_path), folder_of(tmp_path)
     assert first.write(hash_of(1), row_of(1))
     assert not first.write(hash_of(1), row_of(1)), "it is there"
@@ -109,7 +109,7 @@ def test_blocks_of_another_identity_are_never_read(tmp_path: Path) -> None:
         pytest.param(("grow", 1), id="longer"),
     ],
 )
-def test_damage_is_found_told_and_mended(tmp_path: Path, damage: tuple[str, int]) -> None:
+def test_damage_is_detected_reported_and_repaired(tmp_path: Path, damage: tuple[str, int]) -> None:
     tier = folder_of(tmp_path)
     tier.write(hash_of(1), row_of(1))
     (file,) = files(tmp_path)
@@ -128,7 +128,7 @@ def test_damage_is_found_told_and_mended(tmp_path: Path, damage: tuple[str, int]
     assert read(kept, 1)
 
 
-def test_a_folder_has_no_more_than_it_may_and_what_was_used_stays(tmp_path: Path) -> None:
+def test_a_folder_keeps_its_limit_and_recently_used_blocks(tmp_path: Path) -> None:
     tier = folder_of(tmp_path, 3)
     for number in (1, 2, 3):
         tier.write(hash_of(number), row_of(number))
@@ -180,7 +180,7 @@ def test_writers_at_the_same_time_stay_within_the_bound(tmp_path: Path) -> None:
     assert {tier.num_bytes for tier in engines} <= {9 * FILE_BYTES, 10 * FILE_BYTES}
 
 
-def test_what_a_killed_writer_left_is_removed_and_counted_anew(tmp_path: Path) -> None:
+def test_files_of_a_killed_writer_are_removed_and_recounted(tmp_path: Path) -> None:
     folder_of(tmp_path).write(hash_of(1), row_of(1))
     (file,) = files(tmp_path)
     left = file.with_name("left.kv.123.tmp")
@@ -204,7 +204,7 @@ def no_file_may_be_larger(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_takes_no_more_is_tried_again_after_a_while(tmp_path: Path) -> None:
+def test_a_full_disk_is_tried_again_later(tmp_path: Path) -> None:
     kept = Tiers(None, FolderTier(tmp_path, 100 * FILE_BYTES, BLOCK_BYTES))
     kept.use(OURS)
     with no_file_may_be_larger(BLOCK_BYTES // 2), capture_logs() as told:
@@ -222,7 +222,7 @@ def test_a_disk_that_takes_no_more_is_tried_again_after_a_while(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("has_memory", [False, True])
-def test_a_folder_that_cannot_be_made_keeps_nobody_from_memory(tmp_path: Path, has_memory: bool) -> None:
+def test_a_folder_that_cannot_be_created_leaves_the_memory_tier(tmp_path: Path, has_memory: bool) -> None:
     (tmp_path / "file").write_text("no folder")
     memory = MemoryTier(4 * BLOCK_BYTES, BLOCK_BYTES) if has_memory else None
     kept = Tiers(memory, FolderTier(tmp_path / "file", 100 * FILE_BYTES, BLOCK_BYTES))
@@ -236,7 +236,7 @@ def test_a_folder_that_cannot_be_made_keeps_nobody_from_memory(tmp_path: Path, h
     kept.clear()
 
 
-def test_what_was_read_from_the_folder_is_in_memory_then(tmp_path: Path) -> None:
+def test_blocks_read_from_the_folder_are_kept_in_memory(tmp_path: Path) -> None:
     folder_of(tmp_path).write(hash_of(1), row_of(1))
     memory = MemoryTier(4 * BLOCK_BYTES, BLOCK_BYTES)
     kept = Tiers(memory, FolderTier(tmp_path, 100 * FILE_BYTES, BLOCK_BYTES))

@@ -54,7 +54,7 @@ def check_same(sent: ModelInput, received: ModelInput) -> None:
 
 
 @given(st.data())
-def test_every_step_arrives_as_it_was_sent(data: st.DataObject) -> None:
+def test_every_step_survives_a_round_trip(data: st.DataObject) -> None:
     sender, receiver = StepSender(), StepReceiver(CPU)
     for _ in range(data.draw(st.integers(1, 5))):
         slots = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6))
@@ -64,7 +64,7 @@ def test_every_step_arrives_as_it_was_sent(data: st.DataObject) -> None:
         check_same(sent, arrive(sender, receiver, sent)[1])
 
 
-def test_what_is_given_beside_tokens_arrives() -> None:
+def test_inputs_other_than_tokens_arrive() -> None:
     given_beside = {
         "inputs_embeds": torch.randn(2, 8).to(torch.bfloat16),
         "token_lora": torch.tensor([1, -1]),
@@ -123,7 +123,7 @@ def in_groups(slots: list[int], tables: list[list[list[int]]]) -> ModelInput:
     return dataclasses.replace(sent, batch=batch)
 
 
-def test_the_tables_of_all_groups_arrive_and_of_them_what_has_changed() -> None:
+def test_all_tables_arrive_first_and_then_their_changes() -> None:
     sender, receiver = StepSender(), StepReceiver(CPU)
     tables = [[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [10, 11, 12]], [[13, 14, 15], [16, 17, 18]]]
     for changed, num_bytes in (((0, 0, 0), 8 * 18), ((2, 1, 1), 8), ((1, 0, 2), 8)):
@@ -142,7 +142,7 @@ def test_the_tables_of_all_groups_arrive_and_of_them_what_has_changed() -> None:
     check_same(one, arrive(StepSender(), StepReceiver(CPU), one)[1])
 
 
-def test_messages_come_whole_and_in_order_and_the_end_is_seen() -> None:
+def test_messages_arrive_whole_and_in_order_and_the_end_is_detected() -> None:
     ours, theirs = socket.socketpair()
     near, far = RankChannel(ours, RankCommand), RankChannel(theirs, RankCommand)
     assert far.receive(0.0) is None

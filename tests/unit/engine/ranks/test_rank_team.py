@@ -62,7 +62,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlayedRank]]:
         yield [PlayedRank(rank, stack) for rank in (1, 2)]
 
 
-def test_a_kill_is_told_as_one_though_the_end_of_the_process_comes_long_after_that_of_its_sockets(
+def test_a_kill_is_reported_as_one_even_if_the_process_ends_long_after_its_sockets(
     ranks: list[PlayedRank],
 ) -> None:
     """Another rank, which failed for it, has ended and said so before: the requests are not to blame."""
@@ -86,7 +86,7 @@ def test_a_kill_is_told_as_one_though_the_end_of_the_process_comes_long_after_th
     assert team.loss(CLOSED) is verdict
 
 
-def test_what_rank_0_fails_of_by_itself_is_told_at_once(ranks: list[PlayedRank]) -> None:
+def test_a_failure_of_rank_0_alone_is_reported_immediately(ranks: list[PlayedRank]) -> None:
     team = RankTeam(ranks, timeout_s=60)
     verdict = team.loss(ValueError("here alone"))
     assert type(verdict) is RankLostError
@@ -100,7 +100,7 @@ def test_words_of_a_rank_that_has_not_ended_yet_are_enough(ranks: list[PlayedRan
     assert str(team.loss(CLOSED)) == "rank 2 failed: KernelInputError: no"
 
 
-def test_who_was_refused_waits_for_nobody(ranks: list[PlayedRank], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_rank_does_not_wait_for_others(ranks: list[PlayedRank], monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch gives the core time to end by itself, and no more than the core takes."""
     monkeypatch.setattr(RankTeam, "_watch", WATCH)
     monkeypatch.setattr(team_module, "LOAD_GRACE_S", 1e6)

@@ -98,7 +98,7 @@ def finish(core: PipelinedCore, outputs: list[EngineCoreOutput] | None = None) -
     return outputs
 
 
-def test_what_runs_is_spread_over_the_stages_and_comes_out_in_order() -> None:
+def test_running_requests_are_spread_over_the_stages_and_end_in_order() -> None:
     core, _ = make_pipeline(3, max_num_seqs=7)
     add(core, *"abcdefg")
     assert [core.step_fn() for _ in range(3)] == [[], [], []]
@@ -139,7 +139,7 @@ def test_the_row_of_one_that_is_aborted_in_flight_is_its_own_until_it_has_landed
     )
 
 
-def test_one_that_comes_again_while_it_is_in_flight_waits_until_that_has_landed() -> None:
+def test_a_request_added_again_while_in_flight_waits_for_its_batch() -> None:
     core, _ = make_pipeline()
     add(core, "a", "b", prompt=[5, 6, 5, 5], max_tokens=9)
     core.step_fn()
@@ -152,7 +152,7 @@ def test_one_that_comes_again_while_it_is_in_flight_waits_until_that_has_landed(
     assert found == alone(again)[0]
 
 
-def test_nobody_is_preempted_in_flight() -> None:
+def test_no_request_is_preempted_in_flight() -> None:
     """Two prompts of two blocks, and six blocks in all: both want a fourth one when there is none."""
     core, _ = make_pipeline(num_blocks=6)
     add(core, "a", "b", prompt=[5] * 7, max_tokens=16)
@@ -172,7 +172,7 @@ def test_nobody_is_preempted_in_flight() -> None:
         assert tokens == alone(arrival(prompt=[5] * 7, max_tokens=16))[0]
 
 
-def test_what_is_being_computed_in_flight_is_waited_for_and_shared() -> None:
+def test_blocks_computed_in_flight_are_waited_for_and_shared() -> None:
     """In steps of eight tokens: the second request would compute what the first one does."""
     core, _ = make_pipeline(is_caching=True, extra_budget=4)
     add(core, "a", "b", prompt=[5] * 17, max_tokens=2)

@@ -59,7 +59,7 @@ def test_positions_follow_the_grid_in_chunks_and_beyond_the_prompt() -> None:
     assert taken(table, step([2], [12], [1])) == [[8], [8], [8]]
 
 
-def test_who_has_no_such_image_has_none() -> None:
+def test_requests_without_images_have_no_image_axes() -> None:
     table = AxesTable()
     table.set_row(0, request())
     table.set_row(1, request(ImageSpan(2, 8, list(range(2, 8)), b"a", None)))

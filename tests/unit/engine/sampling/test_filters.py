@@ -69,7 +69,7 @@ def test_a_token_is_drawn_exactly_if_transformers_keeps_it(params: dict[str, Any
     st.sampled_from([0.01, 0.5, 0.99, 1.0]),
     st.sampled_from([0.2, 1.0, 5.0]),
 )
-def test_a_draw_is_among_what_the_filters_leave(
+def test_a_draw_is_among_the_tokens_that_filters_leave(
     values: list[int], min_p: float, top_k: int, top_p: float, temperature: float
 ) -> None:
     """Any logits, some of them minus infinity."""

@@ -55,7 +55,7 @@ def test_they_are_of_the_raw_logits_whatever_the_sampler_does(dtype: torch.dtype
         assert [values[token_id].item() for token_id, _ in token.top] == best.values.tolist()
 
 
-def test_nothing_is_worked_out_when_nobody_asks() -> None:
+def test_nothing_is_computed_without_a_request_for_it() -> None:
     rows = rows_of([make_request(0), make_request(1)])
     assert rows.num_logprobs is None
     assert rows.changes == []

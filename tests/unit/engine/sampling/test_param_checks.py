@@ -33,7 +33,7 @@ def check(num_prompt_tokens: int = 5, **params: Any) -> None:
         ({"bad_words_token_ids": [[1, t] for t in range(VOCAB_SIZE)]}, "leave no token to choose"),
     ],
 )
-def test_what_cannot_be_is_refused(params: dict[str, Any], message: str) -> None:
+def test_impossible_values_are_refused(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         check(**params)
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_is_refused(params: dict[str, Any], message: str) -> None
         {"prompt_logprobs": 20},
     ],
 )
-def test_what_leaves_something_is_served(params: dict[str, Any]) -> None:
+def test_parameters_that_leave_a_token_are_served(params: dict[str, Any]) -> None:
     check(**params)
 
 
@@ -59,7 +59,7 @@ def test_a_model_that_does_not_think_has_no_budget_for_it() -> None:
         check(thinking_token_budget=5)
 
 
-def test_a_prompt_is_told_only_as_far_as_a_record_can_hold() -> None:
+def test_prompt_logprobs_are_limited_by_the_size_of_a_record() -> None:
     check(num_prompt_tokens=100_000, prompt_logprobs=1)
     message = "prompt_logprobs=20 for a prompt of 20000 tokens makes 419979 log probabilities, and at most 262144"
     with pytest.raises(ValidationError, match=message):

@@ -103,7 +103,7 @@ def test_counting_token_by_token_is_counting_all_at_once() -> None:
                 table.append_tokens(np.array([0]), np.array([output[n]]))
 
 
-def test_the_batch_counts_what_it_is_given_and_forgets_who_leaves() -> None:
+def test_the_batch_counts_tokens_and_forgets_removed_requests() -> None:
     batch = InputBatch(max_num_seqs=2, max_model_len=300, block_size=16)
     plain, other = make_request("plain", [1], []), make_request("other", [5, 6], [6], **ALL_THREE)
     for request in (plain, other):
@@ -133,7 +133,7 @@ def test_as_many_tokens_as_the_request_may_have_are_counted() -> None:
 
 
 @pytest.mark.parametrize("filters", [{}, {"temperature": 0.6, "top_p": 0.9}, {"top_k": 9}], ids=str)
-def test_what_is_drawn_is_distributed_as_penalised(filters: dict[str, Any]) -> None:
+def test_draws_follow_the_penalised_distribution(filters: dict[str, Any]) -> None:
     rng = random.Random(2)
     request = make_request(
         "r", random_tokens(rng, 9), random_tokens(rng, 9), **ALL_THREE, **{"temperature": 1, **filters}

@@ -55,7 +55,7 @@ def test_all_but_the_last_token_of_a_prompt_judge_the_next_one(batch: InputBatch
     assert rows.counts == {"2": 3, "0": 3}
 
 
-def test_chunks_follow_each_other_and_what_is_known_is_not_judged_again(batch: InputBatch) -> None:
+def test_chunks_are_scored_in_order_and_only_once(batch: InputBatch) -> None:
     request, other = make_request("r", list(range(9)), prompt_logprobs=1), make_request("o", [1])
     rows = taken(batch, (request, 4), (other, 1))
     assert rows is not None
@@ -75,7 +75,7 @@ def test_chunks_follow_each_other_and_what_is_known_is_not_judged_again(batch: I
     assert (rows.logit_rows.tolist(), rows.token_ids.tolist()) == ([0, 1, 2], [5, 6, 7])
 
 
-def test_nothing_is_judged_once_it_was_given_out(batch: InputBatch) -> None:
+def test_delivered_prompt_logprobs_are_not_computed_again(batch: InputBatch) -> None:
     request = make_request("r", [1, 2, 3], prompt_logprobs=1)
     assert taken(batch, (request, 3)) is not None
     request.prompt_logprobs = None
@@ -84,7 +84,7 @@ def test_nothing_is_judged_once_it_was_given_out(batch: InputBatch) -> None:
     assert taken(batch, (make_request("short", [1], prompt_logprobs=1), 1)) is None
 
 
-def test_a_step_judges_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_scores_at_most_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunking, "MAX_PROMPT_ROWS", 5)
     asking, plain = make_request("a", [1] * 20, prompt_logprobs=0), make_request("p", [1] * 20)
     budget = PromptRowBudget()
@@ -102,7 +102,7 @@ def test_a_step_judges_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -
     assert scheduler.schedule().num_new_tokens == [5, 20, 1]
 
 
-def test_they_are_given_out_once_with_the_first_token() -> None:
+def test_prompt_logprobs_are_delivered_once_with_the_first_token() -> None:
     scheduler = Scheduler(BlockPool(8, 16), max_num_seqs=2, max_num_batched_tokens=2, max_model_len=60)
     request = make_request("r", [1, 2, 3], prompt_logprobs=0)
     request.block_table = []

@@ -34,7 +34,7 @@ def by_definition(output: list[int], smallest: int, largest: int, count: int) ->
     st.integers(0, 6),
     st.integers(2, 5),
 )
-def test_it_is_found_exactly_where_the_definition_finds_it(
+def test_repetition_is_detected_exactly_by_its_definition(
     prompt: list[int], output: list[int], largest: int, smallest: int, count: int
 ) -> None:
     params = RepetitionDetectionParams(
@@ -45,7 +45,7 @@ def test_it_is_found_exactly_where_the_definition_finds_it(
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(2, 6), st.integers(0, 2))
-def test_a_repeated_pattern_is_found(pattern: list[int], count: int, num_before: int) -> None:
+def test_a_repeated_pattern_is_detected(pattern: list[int], count: int, num_before: int) -> None:
     params = RepetitionDetectionParams(max_pattern_size=5, min_count=count)
     assert ends_in_repetition([9] * num_before + pattern * count, 0, params)
 
@@ -98,7 +98,7 @@ def make_request(output: list[int], detection: tuple[int, int, int], **params: A
     return Request("r", [5, 5, 5, 5], SamplingParams(**given), max_model_len=60, output_token_ids=output)
 
 
-def test_the_scheduler_ends_it_and_tells_why() -> None:
+def test_the_scheduler_ends_a_repetition_with_its_reason() -> None:
     """Tokens of a former engine count."""
     scheduler = Scheduler(BlockPool(8, 16), max_num_seqs=2, max_num_batched_tokens=32, max_model_len=60)
     request = make_request([7, 7], (1, 1, 3))

@@ -103,7 +103,7 @@ def test_distribution(params: dict[str, Any], vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize("params", [{"top_p": 0.9}, {"top_p": 0.999}, {"top_p": 0.9, "min_p": 0.1}], ids=str)
-def test_a_flat_nucleus_is_wider_than_what_is_looked_at_first(params: dict[str, Any]) -> None:
+def test_a_flat_nucleus_is_wider_than_the_first_candidates(params: dict[str, Any]) -> None:
     logits = torch.linspace(0.0, 1.0, 1500)
     tokens = sample(logits.expand(NUM_DRAWS, -1).clone(), rows_of(NUM_DRAWS, **params))
     probabilities = exact_probabilities(logits, **params)
@@ -174,7 +174,7 @@ def test_a_draw_never_falls_on_a_token_of_weight_zero() -> None:
 
 
 @pytest.mark.parametrize(("num_output_tokens", "expected"), [(0, 4), (2, 4), (3, 5)])
-def test_min_tokens_masks_what_would_end_the_request(num_output_tokens: int, expected: int) -> None:
+def test_min_tokens_masks_ending_tokens(num_output_tokens: int, expected: int) -> None:
     request = Request(
         "r",
         [1, 1],

@@ -103,7 +103,9 @@ sequences = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_si
 
 @settings(max_examples=300, deadline=None)
 @given(sequences, st.lists(st.integers(0, 3), max_size=12), st.integers(0, 12))
-def test_banned_is_what_would_complete_a_sequence(bad: list[list[int]], output: list[int], num_delivered: int) -> None:
+def test_tokens_that_would_complete_a_forbidden_sequence_are_banned(
+    bad: list[list[int]], output: list[int], num_delivered: int
+) -> None:
     """Whatever a former engine had delivered, and however the sequences overlap."""
     words = BadWords(bad, output[:num_delivered])
     for token_id in output[num_delivered:]:
@@ -140,7 +142,7 @@ def test_all_rules_and_penalties_together_in_vllms_order() -> None:
 
 
 @pytest.mark.parametrize("num_output_tokens", [2, 3])
-def test_what_would_end_the_request_comes_after_min_tokens(num_output_tokens: int) -> None:
+def test_ending_tokens_follow_only_after_min_tokens(num_output_tokens: int) -> None:
     logits = random_logits(1)[0]
     request = make_request([1] * num_output_tokens, min_tokens=3, stop_token_ids=[20])
     expected = without(logits, [20, EOS]) if num_output_tokens == 2 else logits
@@ -164,7 +166,7 @@ def test_an_allowed_list_is_never_left_empty(params: dict[str, Any], output: lis
     assert torch.equal(changed_for(logits, make_request(output, **params)), only(logits, left))
 
 
-def test_rows_come_and_go() -> None:
+def test_rows_are_added_and_removed() -> None:
     table = table_of(make_request([], logit_bias=BIAS), make_request([7], bad_words_token_ids=BAD_WORDS))
     logits = random_logits(2)
     table.append_tokens(np.array([1, 0]), np.array([7, 5]))
@@ -193,7 +195,7 @@ FILTERS = ("temperature", "top_k", "top_p", "min_p")
 
 
 @pytest.mark.parametrize("params", COMBINATIONS, ids=lambda params: "+".join(params))
-def test_what_is_drawn_is_distributed_as_the_rules_say(params: dict[str, Any]) -> None:
+def test_draws_follow_the_rules_distribution(params: dict[str, Any]) -> None:
     request = make_request([7, 7], **{"temperature": 1.0, **params})
     logits = random_logits(1, 5)[0] / 2
     table = table_of(*[request] * NUM_DRAWS)

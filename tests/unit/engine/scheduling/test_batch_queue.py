@@ -38,7 +38,7 @@ def test_the_tokens_of_every_request_are_those_that_it_gets_alone(
     verify(load, run(core, load))
 
 
-def test_a_batch_is_launched_before_the_outputs_of_the_one_before_are_handed_over() -> None:
+def test_a_batch_is_launched_before_the_previous_outputs_are_processed() -> None:
     core, executor = make_core()
     assert core.add_request(message("r", arrival(max_tokens=3))) is None
     tokens, _ = alone(arrival(max_tokens=3))
@@ -54,7 +54,7 @@ def test_a_batch_is_launched_before_the_outputs_of_the_one_before_are_handed_ove
     assert not core.has_work
 
 
-def test_what_is_computed_for_an_ended_request_is_passed_over() -> None:
+def test_outputs_of_an_ended_request_are_ignored() -> None:
     core, _ = make_core()
     load = [arrival(max_tokens=20), arrival(max_tokens=20, abort_step=4), arrival(max_tokens=20, ignore_eos=False)]
     verify(load, run(core, load))

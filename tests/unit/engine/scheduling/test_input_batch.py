@@ -48,7 +48,7 @@ def test_sampled_tokens_are_the_next_input() -> None:
     assert (step.token_ids.tolist(), step.positions.tolist(), step.slot_mapping.tolist()) == ([9], [4], [0])
 
 
-def test_a_row_is_given_to_another_request_and_filled_anew() -> None:
+def test_a_row_is_reused_by_another_request() -> None:
     batch = InputBatch(max_num_seqs=1, max_model_len=12, block_size=4)
     batch.prepare(SchedulerOutput([make_request("old", [1, 2, 3, 4, 5], [2, 1])], [5]))
     step = batch.prepare(SchedulerOutput([make_request("new", [6, 7], [0])], [2], released_ids=["old", "unknown"]))
@@ -62,7 +62,7 @@ def test_the_last_token_of_the_longest_request_has_no_place_and_needs_none() -> 
     assert batch.num_tokens.tolist() == [13]
 
 
-def test_a_request_whose_parameters_do_not_fit_takes_no_row() -> None:
+def test_a_request_with_unsupported_parameters_takes_no_row() -> None:
     batch = InputBatch(max_num_seqs=1, max_model_len=12, block_size=4)
     misfit = make_request("misfit", [1, 2], [0])
     misfit.seed = 1 << 64
@@ -103,7 +103,7 @@ def test_a_step_of_single_tokens_samples_only_where_they_are_the_last() -> None:
     assert step.sampled_rows.tolist() == [step.rows[1]]
 
 
-def test_each_token_has_its_request_s_adapter_and_those_of_one_lie_together() -> None:
+def test_tokens_have_their_request_s_adapter_and_are_grouped_by_it() -> None:
     batch = InputBatch(max_num_seqs=4, max_model_len=12, block_size=4)
     adapted = make_request("adapted", [1, 2, 3], [5], lora_index=7)
     plain = make_request("plain", [4, 5], [0])
@@ -123,7 +123,7 @@ def test_each_token_has_its_request_s_adapter_and_those_of_one_lie_together() ->
     assert step.sampled.tolist() == step.logit_rows.tolist() == [0, 1, 2]
 
 
-def test_each_group_has_its_table_and_what_was_given_back_points_to_nothing() -> None:
+def test_each_group_has_its_table_and_freed_pages_point_to_the_null_block() -> None:
     batch = InputBatch(max_num_seqs=2, max_model_len=12, block_size=4, num_groups=2)
     first, second = make_request("first", [1] * 9, []), make_request("second", [2], [])
     first.group_tables = GroupTables([[3, 4, 5], [6, 7, 8]], [0, 0])

@@ -53,5 +53,5 @@ def test_the_policy_travels(policy: str) -> None:
     assert EngineConfig.decode(EngineConfig(model="m", scheduling_policy=policy).encode()).scheduling_policy == policy
 
 
-def test_first_come_is_the_default() -> None:
+def test_first_come_first_served_is_the_default() -> None:
     assert EngineConfig(model="m").scheduling_policy == "fcfs"

@@ -57,7 +57,7 @@ def test_delivered_tokens_count_as_output_and_are_not_computed() -> None:
     assert (request.num_prompt_tokens, request.num_output_tokens, request.num_uncomputed_tokens) == (4, 2, 6)
 
 
-def test_a_request_without_seed_keeps_one_of_its_own() -> None:
+def test_a_request_without_a_seed_keeps_the_one_drawn_for_it() -> None:
     assert make_request([]).seed == make_request([5]).seed
     assert make_request([], seed=11).seed == 11
 

@@ -220,7 +220,7 @@ def test_waiting_requests_are_admitted_in_order_of_arrival() -> None:
     assert list(work(scheduler.schedule())) == ["first"], "a narrow request does not overtake a wide one"
 
 
-def test_the_last_arrived_is_preempted_and_comes_back_first() -> None:
+def test_the_last_arrived_is_preempted_and_resumed_first() -> None:
     scheduler = make_scheduler(num_blocks=6, budget=30)
     for request_id in "abc":
         scheduler.add_request(make_request(request_id, 7))
@@ -236,7 +236,7 @@ def test_the_last_arrived_is_preempted_and_comes_back_first() -> None:
     assert scheduler.stats().num_preemptions == 1
 
 
-def test_the_next_output_tells_what_happened_and_when() -> None:
+def test_the_next_output_has_the_events_and_their_times() -> None:
     clock = itertools.count()
     scheduler = make_scheduler(num_blocks=6, budget=30, timeline=ClockedTimeline(lambda: next(clock)))
     for request_id in "abc":
@@ -263,7 +263,7 @@ def test_with_priorities_the_lowest_goes_first_and_equals_go_by_arrival() -> Non
     assert list(work(scheduler.schedule())) == ["d", "b", "e", "a", "c"]
 
 
-def test_without_priorities_the_number_says_nothing() -> None:
+def test_without_the_priority_policy_the_number_is_ignored() -> None:
     scheduler = make_scheduler(num_blocks=20)
     scheduler.add_request(make_request("a", 1, priority=1))
     scheduler.add_request(make_request("b", 1, priority=-1))
@@ -271,7 +271,7 @@ def test_without_priorities_the_number_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_request_that_comes_from_a_dead_engine_takes_its_place_by_arrival(policy: OrderingPolicy) -> None:
+def test_a_request_of_a_dead_engine_is_ordered_by_its_arrival(policy: OrderingPolicy) -> None:
     scheduler = make_scheduler(num_blocks=20, policy=policy)
     scheduler.add_request(make_request("a", 2))
     scheduler.add_request(make_request("resumed", 2, num_delivered=2))
@@ -314,7 +314,7 @@ def test_a_preempted_request_has_no_work_in_the_step_though_it_was_admitted_befo
     scheduler.check_invariants()
 
 
-def test_a_waiting_request_preempts_nobody() -> None:
+def test_a_waiting_request_preempts_no_other() -> None:
     full = make_scheduler(num_blocks=20, max_num_seqs=1, policy=Priority())
     short = make_scheduler(num_blocks=6, policy=Priority())
     for scheduler in (full, short):
@@ -388,7 +388,7 @@ def test_impossible_limits_are_refused() -> None:
         make_scheduler(budget=3)
 
 
-def test_a_broken_state_is_found() -> None:
+def test_a_broken_state_is_detected() -> None:
     scheduler = make_scheduler()
     scheduler.add_request(make_request("a", 3))
     run_steps(scheduler, 1)
@@ -397,7 +397,7 @@ def test_a_broken_state_is_found() -> None:
         scheduler.check_invariants()
 
 
-def test_a_priority_that_changes_is_found() -> None:
+def test_a_changed_priority_is_detected() -> None:
     scheduler = make_scheduler(policy=Priority())
     for request_id in "ab":
         scheduler.add_request(make_request(request_id, 3))

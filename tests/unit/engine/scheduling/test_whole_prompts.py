@@ -25,7 +25,7 @@ BUDGET = 40
         (BUDGET + 10, [30, 20], [30]),
     ],
 )
-def test_a_step_ends_with_what_is_enough(enough: int | None, lens: list[int], expected: list[int]) -> None:
+def test_a_step_ends_once_it_has_enough_tokens(enough: int | None, lens: list[int], expected: list[int]) -> None:
     scheduler = Scheduler(
         BlockPool(64, 4),
         max_num_seqs=8,

@@ -47,7 +47,7 @@ class Decoding:
 
 
 @pytest.mark.parametrize("num_tokens", [100, 200, 400, 800])
-def test_a_text_that_cannot_be_guessed_takes_at_most_two_percent_longer(num_tokens: int) -> None:
+def test_unpredictable_text_takes_at_most_two_percent_longer(num_tokens: int) -> None:
     decoding = Decoding()
     num_steps_with_drafts = sum(decoding.step() > 0 for _ in range(num_tokens))
     assert num_steps_with_drafts
@@ -67,26 +67,26 @@ def test_no_text_loses_more_than_the_allowance(rights: list[int]) -> None:
     assert cost <= FULL + REFILL * (decoding.request.num_tokens - num_before)
 
 
-def test_right_guesses_make_room_for_more_and_wrong_ones_for_fewer() -> None:
+def test_accepted_drafts_raise_the_allowance_and_rejected_ones_lower_it() -> None:
     decoding = Decoding()
     assert [decoding.step(num_right) for num_right in (2, 4, 5, 1, 0, 0, 0)] == [2, 4, 5, 5, 2, 1, 1]
 
 
-def test_what_was_wrong_stays_wrong_when_others_take_the_room_of_the_next_steps() -> None:
+def test_a_failed_draft_still_counts_when_others_use_the_next_steps() -> None:
     decoding = Decoding()
     assert [decoding.step() for _ in range(2)] == [2, 1]
     assert [decoding.step(others=9) for _ in range(3)] == [0, 0, 0]
     assert [decoding.step() for _ in range(3)] == [1, 1, 0]
 
 
-def test_a_request_that_can_afford_no_guess_does_not_ask_for_one() -> None:
+def test_a_request_without_allowance_drafts_nothing() -> None:
     decoding = Decoding()
     for _ in range(20):
         decoding.step()
     assert decoding.drafter.rooms == [2, 1, 1, 1]
 
 
-def test_guesses_without_a_place_in_the_cache_cost_nothing() -> None:
+def test_drafts_without_a_cache_slot_cost_nothing() -> None:
     decoding = Decoding(num_blocks=1)
     decoding.request.token_ids.append(5)
     decoding.request.num_computed_tokens += 1
@@ -98,7 +98,7 @@ def test_guesses_without_a_place_in_the_cache_cost_nothing() -> None:
     assert decoding.drafter.rooms == [2] * 8
 
 
-def test_no_more_than_the_option_says() -> None:
+def test_drafts_are_limited_by_the_option() -> None:
     allowance = Allowance(1, 10)
     assert allowance.room(10) == 1
     allowance.judge(1, 1)

@@ -65,7 +65,7 @@ def test_the_tokens_of_every_request_are_those_that_it_gets_alone_one_by_one(
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-def test_inputs_that_came_true_are_not_computed_again_and_others_are(drafts: bool) -> None:
+def test_accepted_inputs_are_not_computed_again_and_rejected_ones_are(drafts: bool) -> None:
     core, executor = make_core(is_ahead=False)
     executor.num_at_once, executor.drafts = lambda request: 3, drafts
     core.add_request(message("r", arrival(prompt=[5], max_tokens=20)))
@@ -76,7 +76,7 @@ def test_inputs_that_came_true_are_not_computed_again_and_others_are(drafts: boo
 
 
 @pytest.mark.parametrize("max_tokens", [3, 6, 9])
-def test_blocks_that_hold_tokens_behind_an_end_are_found_by_nobody(max_tokens: int) -> None:
+def test_blocks_with_tokens_after_an_end_are_no_hits(max_tokens: int) -> None:
     """The cache says so itself: who finds a block there that holds something else gets another token."""
     whole, _ = alone(arrival(prompt=[5, 6, 5], max_tokens=12))
     for num_at_once in range(1, 9):
@@ -190,7 +190,7 @@ def serve(kind: str, place: int, num_at_once: int) -> tuple[EngineCoreOutput, Sc
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_at_once", [1, 2, 3, 4, 7])
-def test_what_follows_the_token_that_ends_a_request_is_dropped(kind: str, num_at_once: int) -> None:
+def test_tokens_after_the_ending_token_are_dropped(kind: str, num_at_once: int) -> None:
     for place in range(1, 9):
         whole, scheduler, pool = serve(kind, place, num_at_once)
         expected, one_by_one, _ = serve(kind, place, 1)
@@ -204,7 +204,7 @@ def test_what_follows_the_token_that_ends_a_request_is_dropped(kind: str, num_at
         assert scheduler.stats().num_generation_tokens == one_by_one.stats().num_generation_tokens
 
 
-def test_a_prompt_is_found_whole_though_the_grammar_failed_at_the_first_token() -> None:
+def test_a_prompt_is_a_hit_even_if_the_grammar_failed_at_the_first_token() -> None:
     pool = BlockPool(16, 2)
     scheduler = Scheduler(
         pool, max_num_seqs=2, max_num_batched_tokens=32, max_model_len=32, prefix_cache=BlockHashCache(pool)

@@ -48,7 +48,7 @@ from .always import Always
     failures=st.sets(st.integers(0, 20), max_size=3),
 )
 @settings(max_examples=100, deadline=None)
-def test_the_tokens_of_every_request_are_those_that_it_gets_alone_without_guesses(
+def test_tokens_equal_those_without_speculation(
     load: list[Arrival],
     num_blocks: int,
     max_num_seqs: int,
@@ -75,7 +75,7 @@ def oracle(token_ids: list[int]) -> Speculation:
     return Speculation(4, 5, NoMemory(Oracle({"0": token_ids}, 1.0, VOCAB_SIZE)))
 
 
-def test_right_guesses_save_steps_and_are_counted() -> None:
+def test_accepted_drafts_save_steps_and_are_counted() -> None:
     asked = arrival(prompt=[5], max_tokens=20)
     whole, _ = alone(asked)
     core, _ = make_core(is_ahead=False, drafting=oracle(whole))
@@ -87,7 +87,7 @@ def test_right_guesses_save_steps_and_are_counted() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
-def test_an_end_within_the_tokens_of_a_step_cuts_what_follows(max_tokens: int) -> None:
+def test_an_end_within_a_step_drops_the_rest(max_tokens: int) -> None:
     """The limit, a stop token, and one that ``min_tokens`` forbids as long as it holds."""
     whole, _ = alone(arrival(prompt=[5], max_tokens=12))
     stop = whole[4]
@@ -104,7 +104,7 @@ def test_an_end_within_the_tokens_of_a_step_cuts_what_follows(max_tokens: int) -
             assert outcome.tokens["0"] == whole[: first + 1]
 
 
-def test_a_request_that_is_aborted_while_its_guesses_are_computed_says_nothing() -> None:
+def test_a_request_aborted_while_its_drafts_are_computed_has_no_output() -> None:
     whole, _ = alone(arrival(prompt=[5], max_tokens=20))
     core, executor = make_core(is_ahead=False, drafting=oracle(whole))
     core.add_request(message("0", arrival(prompt=[5], max_tokens=20)))
@@ -118,7 +118,7 @@ def test_a_request_that_is_aborted_while_its_guesses_are_computed_says_nothing()
     assert core.scheduler.block_pool.num_free == core.scheduler.block_pool.num_blocks
 
 
-def test_wrong_guesses_end_when_they_have_cost_enough() -> None:
+def test_drafting_stops_once_rejected_drafts_cost_too_much() -> None:
     asked = arrival(prompt=[5], max_tokens=20)
     wrong = [(token_id + 1) % VOCAB_SIZE for token_id in alone(asked)[0]]
     core, _ = make_core(is_ahead=False, drafting=oracle(wrong))
@@ -152,7 +152,7 @@ def test_requests_share_the_rows_that_a_step_leaves(num_requests: int, num_prefi
     assert sum(output.num_new_tokens) == num_prefilled + num_requests + sum(expected)
 
 
-def test_guesses_take_no_block_that_a_request_may_need_and_go_no_further_than_the_last_token() -> None:
+def test_drafts_take_no_needed_block_and_end_at_the_last_token() -> None:
     for num_blocks, expected in ((2, 1), (4, 1), (5, 2)):
         pool, output = BlockPool(num_blocks, 8), SchedulerOutput()
         output.add(decoding("r", 7, pool), 1)
@@ -186,7 +186,7 @@ def asked_with(prompt: list[int], output: list[int], prediction: list[int] | Non
     ],
     ids=["once", "two tokens at least", "longest match", "latest match", "one", "two", "none", "too short"],
 )
-def test_an_ngram_goes_on_as_it_did_before(token_ids: list[int], expected: list[int]) -> None:
+def test_an_ngram_continues_as_before(token_ids: list[int], expected: list[int]) -> None:
     request = asked_with(token_ids[:1], [])
     drafter = NgramDrafter(request)
     for token_id in token_ids[1:]:
@@ -209,7 +209,7 @@ def test_the_index_finds_where_the_last_tokens_were(token_ids: list[int], num_fi
     assert found is None or found in places
 
 
-def test_a_prediction_is_followed_from_its_beginning_and_found_again() -> None:
+def test_a_prediction_is_followed_from_its_start_and_after_a_deviation() -> None:
     request = asked_with([50, 51], [], [1, 2, 3, 4, 5, 6, 7, 8])
     drafter = PredictionDrafter(request.prediction or [])
     assert drafter.draft(request, 3) == [1, 2, 3]
@@ -223,7 +223,7 @@ def test_a_prediction_is_followed_from_its_beginning_and_found_again() -> None:
     assert drafter.draft(request, 3) == []
 
 
-def test_a_resumed_output_is_found_in_its_prediction() -> None:
+def test_a_resumed_output_is_located_in_its_prediction() -> None:
     request = asked_with([50], [1, 2, 3], [1, 2, 3, 4, 5])
     assert PredictionDrafter([1, 2, 3, 4, 5]).draft(request, 4) == [4, 5]
 
@@ -248,14 +248,14 @@ def test_forced_text_is_spelt_with_long_tokens() -> None:
         ({"speculative": "ngram", "engine": "vllm"}, "give engine vllm its own options"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(given: dict[str, object], words: str) -> None:
+def test_impossible_values_are_refused_by_name(given: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         EngineConfig(model="m", **given)  # type: ignore[arg-type]
     assert "speculative" in str(refused.value)
     assert words in str(refused.value)
 
 
-def test_how_many_are_guessed_at_most() -> None:
+def test_maximum_number_of_drafts() -> None:
     assert [EngineConfig(model="m", speculative=s).max_draft_tokens for s in ("off", "ngram", "suffix:3")] == [0, 15, 3]
 
 

@@ -21,7 +21,7 @@ def request(token_ids: list[int], scope: tuple[str | None, ...] = MINE) -> Reque
     return Request("r", token_ids, SamplingParams(max_tokens=None), max_model_len=500, extra_keys=scope)
 
 
-def test_what_another_request_said_is_guessed_within_its_tenant_and_salt_alone() -> None:
+def test_outputs_are_drafted_only_within_a_tenant_and_salt() -> None:
     texts = SharedTexts()
     texts.learn(MINE, TEXT)
     said = [40, 11, 12, 13]
@@ -43,7 +43,7 @@ def test_the_longer_match_counts_and_its_own_where_both_are_as_long() -> None:
         assert SuffixDrafter(request(said), texts).draft(request(said), 2) == expected
 
 
-def test_a_guess_ends_with_the_text_that_it_is_from() -> None:
+def test_a_draft_ends_with_its_source() -> None:
     texts = SharedTexts()
     texts.learn(MINE, TEXT)
     texts.learn(MINE, [90, 91, 92])
@@ -57,7 +57,7 @@ def test_a_guess_ends_with_the_text_that_it_is_from() -> None:
     max_tokens=st.integers(8, 120),
 )
 @settings(max_examples=100, deadline=None)
-def test_memory_is_bounded_and_what_was_said_last_is_known(
+def test_memory_is_bounded_and_keeps_the_latest_outputs(
     learnt: list[tuple[tuple[str | None, ...], list[int]]], max_tokens: int
 ) -> None:
     texts = SharedTexts(max_tokens)
@@ -84,7 +84,7 @@ def test_a_scope_cannot_drive_out_the_others() -> None:
     assert texts.num_tokens <= 110
 
 
-def test_an_engine_learns_what_its_requests_said_until_it_is_told_to_forget() -> None:
+def test_an_engine_drafts_from_earlier_outputs_until_its_cache_is_reset() -> None:
     """The same request a second time takes fewer steps; one of another tenant does not."""
     memory = SuffixMemory()
     core, _ = make_core(is_ahead=False, drafting=Speculation(8, 9, memory))

@@ -64,7 +64,7 @@ NEVER: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "text"), NEVER, ids=str)
-def test_what_is_forbidden_never_comes(backend: Backend, schema: Any, text: str) -> None:
+def test_forbidden_values_are_never_generated(backend: Backend, schema: Any, text: str) -> None:
     assert not fits(backend, schema, text)
 
 
@@ -114,7 +114,7 @@ def test_a_small_range_has_numbers_or_is_refused(backend: Backend, schema: Any) 
     assert grammar is None or fault_of(grammar, schema) is None
 
 
-def test_a_grammar_without_an_end_says_so(backend: Backend) -> None:
+def test_a_grammar_without_an_end_is_refused(backend: Backend) -> None:
     grammar = backend.compile(spec_of(StructuredOutputsParams(grammar="root ::= root"))).start(frozenset([EOS]))
     constraint = GrammarConstraint("", grammar, VOCABULARY.size, frozenset([EOS]))
     assert not constraint.fill(new_bitmask(1, VOCABULARY.size), 0)
@@ -123,7 +123,7 @@ def test_a_grammar_without_an_end_says_so(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS.checkers.keys() - {"regex"}))
-def test_a_format_is_what_the_standard_calls_so(backend: Backend, name: str) -> None:
+def test_formats_follow_the_standard(backend: Backend, name: str) -> None:
     for schema in ({"type": "string", "format": name}, {"type": ["string", "null"], "format": name}):
         grammar = compiled(backend, schema)
         assert grammar is not None
@@ -210,7 +210,7 @@ PYDANTIC = {
 
 
 @pytest.mark.parametrize("schema", [STRICT, PYDANTIC, PYDANTIC | {"additionalProperties": False}], ids=["a", "b", "c"])
-def test_what_people_write_is_accepted(backend: Backend, schema: Any) -> None:
+def test_common_schemas_are_accepted(backend: Backend, schema: Any) -> None:
     grammar = compiled(backend, schema)
     assert grammar is not None
     assert fault_of(grammar, schema) is None

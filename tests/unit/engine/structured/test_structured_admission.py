@@ -122,7 +122,7 @@ def ends(admission: GrammarAdmission, num: int) -> dict[str, RequestError | None
     return ready
 
 
-def test_what_is_asked_for_twice_is_compiled_once(backend: FakeBackend) -> None:
+def test_a_repeated_grammar_is_compiled_once(backend: FakeBackend) -> None:
     admission = admission_of(backend)
     requests = [asking("a", "slow x"), asking("b", "slow x"), asking("c", "y")]
     for request in requests:
@@ -157,7 +157,7 @@ def test_the_backend_is_loaded_by_the_first_request() -> None:
     assert loaded[0].startswith("grammar")
 
 
-def test_what_goes_wrong_ends_one_request(backend: FakeBackend) -> None:
+def test_a_compile_error_ends_one_request(backend: FakeBackend) -> None:
     admission = admission_of(backend)
     for request_id, regex in (("a", "bad"), ("b", "panic"), ("c", "fine")):
         admission.add(asking(request_id, regex))
@@ -267,7 +267,7 @@ def test_one_that_takes_too_long_is_refused_and_its_thread_replaced(backend: Fak
     assert ends(admission, 1) == {"new": None}
 
 
-def test_a_task_has_taken_what_it_computed_and_a_part_of_what_it_waited() -> None:
+def test_a_compile_is_charged_its_computing_and_part_of_its_waiting() -> None:
     """So a busy machine, which makes it wait, is no reason to refuse it."""
     has_computed, may_end = threading.Event(), threading.Event()
 
@@ -299,13 +299,13 @@ def test_an_abort_forgets_the_request(backend: FakeBackend) -> None:
     until(lambda: len(admission.cache) == 1)
 
 
-def test_without_an_ending_token_there_is_no_grammar(backend: FakeBackend) -> None:
+def test_a_model_without_an_ending_token_has_no_grammars(backend: FakeBackend) -> None:
     admission = GrammarAdmission(lambda: backend, vocab_size=VOCAB_SIZE, eos_token_ids=[])
     with pytest.raises(ValidationError, match="stop_token_ids"):
         admission.add(asking("a", "x"))
 
 
-def test_the_cache_drops_what_was_used_least() -> None:
+def test_the_cache_drops_the_least_recently_used() -> None:
     cache = GrammarCache(max_bytes=3500, max_entries=3)
     specs = [GrammarSpec(GrammarKind.REGEX, text) for text in "abcd"]
     for spec in specs[:3]:
@@ -330,7 +330,7 @@ class Executor:
         return SampledTokens([[5] if r.num_uncomputed_tokens == n else [] for r, n in pairs])
 
 
-def test_others_go_on_while_a_grammar_is_compiled(backend: FakeBackend) -> None:
+def test_others_continue_while_a_grammar_is_compiled(backend: FakeBackend) -> None:
     scheduler = Scheduler(BlockPool(20, 16), max_num_seqs=4, max_num_batched_tokens=64, max_model_len=99)
     core = EngineCore(scheduler, Executor(), vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], grammars=admission_of(backend))
 

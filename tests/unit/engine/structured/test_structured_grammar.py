@@ -91,7 +91,7 @@ def test_outputs_of_one_grammar_do_not_touch_each_other(backend: Backend, tokeni
     assert compiled.num_bytes > 0
 
 
-def test_any_ending_token_ends_it_and_comes_nowhere_else(backend: Backend, tokenizer: Tokenizer) -> None:
+def test_any_ending_token_ends_the_grammar_and_is_masked_elsewhere(backend: Backend, tokenizer: Tokenizer) -> None:
     letter = id_of(tokenizer, "a")
     grammar = begin(backend, frozenset([EOS, letter]), regex="[a-c]{2}")
     b = id_of(tokenizer, "b")
@@ -128,7 +128,7 @@ def test_a_spec_is_the_same_for_the_same_grammar() -> None:
     assert closed.text.count('"additionalProperties": true') == 1
 
 
-def test_whitespace_is_as_asked(tokenizer: Tokenizer) -> None:
+def test_whitespace_follows_the_request(tokenizer: Tokenizer) -> None:
     xgrammar, llguidance = (load_backend(name, MODEL, VOCAB_SIZE, [EOS]) for name in ("xgrammar", "llguidance"))
     pattern = spec_of(
         StructuredOutputsParams(json={"type": "array", "items": {"const": 1}}, whitespace_pattern="[ ]{2}")
@@ -276,7 +276,7 @@ def test_a_vocabulary_of_words_is_refused(tmp_path: Path) -> None:
         Vocabulary.load(write(tmp_path, words), 2, [])
 
 
-def test_bytes_that_are_not_utf8_do_not_come() -> None:
+def test_bytes_that_are_not_utf8_are_masked() -> None:
     tokens = [b"a", b"\xed", b"\xed\xa0", b"\xa0", b"\x9f", b"x\xf0", b"\x8f\x80", b"\x90", b"\xc3\xa9"]
     assert without_wrong_pairs(tokens) == [*tokens[:2], b"", *tokens[3:]]
     guard = Utf8Guard(Vocabulary(tokens, []))

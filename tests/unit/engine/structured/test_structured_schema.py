@@ -147,7 +147,9 @@ def test_refused_by_xgrammar(xgrammar_backend: Backend, schema: Any, reason: str
 @pytest.mark.parametrize(
     "schema", [{"type": "string"}, {"type": "string", "maxLength": 3}, {"type": "string", "pattern": ".*"}]
 )
-def test_a_string_never_holds_what_json_must_escape(backend: Backend, tokenizer: Tokenizer, schema: Any) -> None:
+def test_a_string_never_has_characters_that_json_must_escape(
+    backend: Backend, tokenizer: Tokenizer, schema: Any
+) -> None:
     grammar = compiled(backend, schema)
     for char in [*map(chr, range(0x20)), "\\"]:
         assert not fits(tokenizer, grammar, f'"{char}"')

@@ -115,7 +115,7 @@ def test_a_resumed_request_stands_where_it_stood(tokens: list[int], is_begun: bo
         assert grammar.token_ids == answer
 
 
-def test_only_who_waits_thinks() -> None:
+def test_only_requests_with_a_pending_grammar_think() -> None:
     def of(waits: bool | None, marks: tuple[int, int] | None) -> Thinking | None:
         params = SamplingParams(
             structured_outputs=StructuredOutputsParams(
