@@ -28,7 +28,7 @@ def activate_and_mul(gate_up: Tensor, activation: str) -> Tensor:
     if activation == "silu":
         return silu_and_mul(gate_up)
     if activation == "relu2":
-        _check(gate_up)
+        _check_halves(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         return activate(gate, activation).mul_(up)
     return gelu_and_mul(gate_up, approximate="tanh" if activation == "gelu_tanh" else "none")
@@ -62,7 +62,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     Cost: memory bound, ``3 * T * I * itemsize`` bytes.
     Source: Shazeer 2020 (arXiv:2002.05202), SwiGLU.
     """
-    _check(gate_up)
+    _check_halves(gate_up)
     return select(_SILU_IMPLEMENTATIONS, gate_up.device, gate_up.dtype)(gate_up)
 
 
@@ -82,12 +82,12 @@ def gelu_and_mul(gate_up: Tensor, *, approximate: str = "none") -> Tensor:
     Cost: memory bound, ``3 * T * I * itemsize`` bytes.
     Source: Hendrycks and Gimpel 2016 (arXiv:1606.08415); Shazeer 2020 (arXiv:2002.05202), GEGLU.
     """
-    _check(gate_up)
+    _check_halves(gate_up)
     if approximate not in ("none", "tanh"):
         raise KernelInputError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
     return select(_GELU_IMPLEMENTATIONS, gate_up.device, gate_up.dtype)(gate_up, approximate)
 
 
-def _check(gate_up: Tensor) -> None:
+def _check_halves(gate_up: Tensor) -> None:
     if gate_up.ndim != 2 or gate_up.shape[1] % 2:
         raise KernelInputError(f"gate_up must be [T, 2 * I], got {tuple(gate_up.shape)}")

@@ -35,7 +35,7 @@ def lora_shrink(inputs: Tensor, a: Tensor, token_lora: Tensor) -> Tensor:
     GPU sums over ``K`` are split, so that a few tokens keep it busy, and the parts are added in a fixed order.
     Source: Hu et al. 2021 (arXiv:2106.09685); Chen et al. 2023 (arXiv:2310.18547) for many adapters in a batch.
     """
-    _check(inputs, a, token_lora, "inputs", "a")
+    _check_product(inputs, a, token_lora, "inputs", "a")
     if a.dtype != inputs.dtype:
         raise KernelInputError(f"a must be {inputs.dtype}, got {a.dtype}")
     return select(_SHRINK, inputs.device, inputs.dtype)(inputs, a, token_lora)
@@ -61,7 +61,7 @@ def lora_expand(inputs: Tensor, b: Tensor, token_lora: Tensor, out: Tensor, *, s
     Cost: ``2 * T * N * R`` FLOP; memory bound by ``2 * T * N + NL * N * R`` elements, counting adapters that occur.
     Source: as ``lora_shrink``.
     """
-    _check(inputs, b, token_lora, "inputs", "b")
+    _check_product(inputs, b, token_lora, "inputs", "b")
     if out.shape != (len(inputs), b.shape[1]) or out.dtype != b.dtype or out.stride(1) != 1:
         actual = f"{tuple(out.shape)} {out.dtype} with strides {out.stride()}"
         raise KernelInputError(f"out must be {(len(inputs), b.shape[1])} {b.dtype}, rows contiguous, got {actual}")
@@ -70,7 +70,7 @@ def lora_expand(inputs: Tensor, b: Tensor, token_lora: Tensor, out: Tensor, *, s
     select(_EXPAND, out.device, out.dtype)(inputs, b, token_lora, out, scale)
 
 
-def _check(inputs: Tensor, matrices: Tensor, token_lora: Tensor, inputs_name: str, name: str) -> None:
+def _check_product(inputs: Tensor, matrices: Tensor, token_lora: Tensor, inputs_name: str, name: str) -> None:
     if inputs.ndim != 2 or matrices.ndim != 3 or matrices.shape[2] != inputs.shape[1]:
         actual = f"{tuple(inputs.shape)} and {tuple(matrices.shape)}"
         raise KernelInputError(f"{inputs_name} and {name} must be [T, K] and [NL, N, K], got {actual}")

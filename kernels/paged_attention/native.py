@@ -30,7 +30,7 @@ def paged_attention(
         return reference.paged_attention(query, key_cache, value_cache, batch, variant)
     out = torch.empty(query.shape, dtype=query.dtype)
     rows = batch.derived(("native", variant.window), lambda: _decode_rows(batch, variant.window))
-    _attend(query, key_cache, value_cache, rows, variant.scale, out)
+    _attend_decodes(query, key_cache, value_cache, rows, variant.scale, out)
     reference.attend_prefill_rows(query, key_cache, value_cache, batch, variant, out)
     return out
 
@@ -47,7 +47,7 @@ def invariant_paged_attention(
         return invariant.paged_attention(query, key_cache, value_cache, batch, variant)
     out = torch.empty(query.shape, dtype=query.dtype)
     rows = batch.derived(("native tokens", variant.window), lambda: _token_rows(batch, variant.window))
-    _attend(query, key_cache, value_cache, rows, variant.scale, out)
+    _attend_decodes(query, key_cache, value_cache, rows, variant.scale, out)
     return out
 
 
@@ -75,7 +75,9 @@ class _Rows:
     ranges: Tensor
 
 
-def _attend(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: _Rows, scale: float, out: Tensor) -> None:
+def _attend_decodes(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: _Rows, scale: float, out: Tensor
+) -> None:
     """Write the results of the first ``len(rows.tables)`` tokens of ``query``."""
     function = library("decode", query.dtype)
     assert function is not None  # the callers have checked

@@ -41,7 +41,7 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     Cost: memory bound, ``2 * inputs.nbytes``.
     Source: Zhang and Sennrich 2019 (arXiv:1910.07467).
     """
-    _check(inputs, weight)
+    _check_weight(inputs, weight)
     return select(_IMPLEMENTATIONS, inputs.device, inputs.dtype)(inputs, weight, eps)
 
 
@@ -61,7 +61,7 @@ def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -
 
     Cost: memory bound, ``4 * inputs.nbytes``.
     """
-    _check(inputs, weight)
+    _check_weight(inputs, weight)
     if residual.shape != inputs.shape or residual.dtype != inputs.dtype:
         raise KernelInputError(
             f"residual must be {inputs.dtype} {tuple(inputs.shape)}, got {residual.dtype} {tuple(residual.shape)}"
@@ -69,7 +69,7 @@ def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -
     return select(_ADD_IMPLEMENTATIONS, inputs.device, inputs.dtype)(inputs, residual, weight, eps)
 
 
-def _check(inputs: Tensor, weight: Tensor) -> None:
+def _check_weight(inputs: Tensor, weight: Tensor) -> None:
     is_supported = weight.dtype in (inputs.dtype, torch.float32)
     if weight.ndim not in (1, 2) or weight.shape != inputs.shape[-weight.ndim :] or not is_supported:
         raise KernelInputError(

@@ -40,7 +40,7 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor, *, is_interleaved: boo
     Cost: memory bound, ``2 * T * H * D * itemsize`` bytes.
     Source: Su et al. 2021 (arXiv:2104.09864), which interleaves pairs.
     """
-    _check("heads", heads, cos, sin)
+    _check_heads("heads", heads, cos, sin)
     return select(_IMPLEMENTATIONS, heads.device, heads.dtype)(heads, cos, sin, is_interleaved)
 
 
@@ -76,7 +76,7 @@ def rotary_and_store(
     Cost: memory bound, ``T * ((2 * H + KVH) * D + KVH * DV)`` times the itemsize of ``query_key`` and
     ``T * KVH * (D + DV)`` times that of the caches, in bytes; rotated keys are not read again.
     """
-    _check("query_key", query_key, cos, sin)
+    _check_heads("query_key", query_key, cos, sin)
     num_heads = query_key.shape[1] - value.shape[1]
     if num_heads < 1:
         raise KernelInputError(f"query_key must be [T, H + {value.shape[1]}, D], got {tuple(query_key.shape)}")
@@ -86,7 +86,7 @@ def rotary_and_store(
     return run(query_key, value, cos, sin, target, is_interleaved)
 
 
-def _check(name: str, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+def _check_heads(name: str, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     if heads.ndim != 3:
         raise KernelInputError(f"{name} must be [T, H, D], got {tuple(heads.shape)}")
     for which, angles in (("cos", cos), ("sin", sin)):

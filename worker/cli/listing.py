@@ -51,11 +51,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _show_engines(arguments: argparse.Namespace) -> int:
     if arguments.plugins:
         return list_plugins(as_json=arguments.json)
     with resolve_redis_url(arguments.redis_url) as url:
-        heartbeats, unreadable = asyncio.run(_read(url, arguments.namespace))
+        heartbeats, unreadable = asyncio.run(_read_deployment(url, arguments.namespace))
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(heartbeats)).decode())
     elif heartbeats:
@@ -70,7 +70,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _read(url: str, namespace: str) -> tuple[list[EngineHeartbeat], list[str]]:
+async def _read_deployment(url: str, namespace: str) -> tuple[list[EngineHeartbeat], list[str]]:
     """Return the heartbeats, and the ids of engines whose heartbeats cannot be read."""
     unreadable: list[str] = []
     async with checked_connection(url, namespace=namespace) as connection:
@@ -130,7 +130,7 @@ def _describe_death(beat: EngineHeartbeat) -> str:
     return f"{beat.engine_id} is dead, restarts in {max(0.0, beat.restart_at - time.time()):.0f} s: {beat.error}"
 
 
-COMMAND = Command("list", "Show engines, their state and load.", run=_run, add_arguments=_add_arguments)
+COMMAND = Command("list", "Show engines, their state and load.", run=_show_engines, add_arguments=_add_arguments)
 
 
 def list_plugins(*, as_json: bool) -> int:

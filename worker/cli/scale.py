@@ -20,7 +20,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_scale(arguments: argparse.Namespace) -> int:
     with resolve_redis_url(arguments.redis_url) as url:
         asyncio.run(_scale(url, arguments))
     count = "1 engine" if arguments.num_engines == 1 else f"{arguments.num_engines} engines"
@@ -36,4 +36,4 @@ async def _scale(url: str, arguments: argparse.Namespace) -> None:
                 await scale_worker(connection.execute, keys, worker_id, num_engines, arguments.timeout)
 
 
-COMMAND = Command("scale", "Serve with more engines or fewer.", run=_run, add_arguments=_add_arguments)
+COMMAND = Command("scale", "Serve with more engines or fewer.", run=_run_scale, add_arguments=_add_arguments)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..supervisor.host_metrics import MetricsServer
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_start(arguments: argparse.Namespace) -> int:
     settings = read_settings(START, PROGRAMS, arguments, os.environ)
     if arguments.show_config:
         print(effective_config(settings), end="")
@@ -129,4 +129,4 @@ def _check_installed(libraries: Sequence[str], extra: str) -> None:
         )
 
 
-COMMAND = Command("start", "Serve a model on this host.", run=_run, add_arguments=START.add_arguments)
+COMMAND = Command("start", "Serve a model on this host.", run=_run_start, add_arguments=START.add_arguments)

@@ -122,7 +122,7 @@ class CoreLoop:
         elif isinstance(message, StartWave | LeaveWave) and isinstance(self._core, GroupCore):
             self._core.handle_wave_message(message)
         elif isinstance(message, Undecodable):
-            self._refuse(message)
+            self._refuse_undecodable(message)
         else:
             log.warning("unexpected_message", kind=type(message).__name__)
 
@@ -148,7 +148,7 @@ class CoreLoop:
             self._channel.send(answer)
         return answer is not None
 
-    def _refuse(self, message: Undecodable) -> None:
+    def _refuse_undecodable(self, message: Undecodable) -> None:
         """Refuse a request that cannot be decoded, if at least its id can."""
         log.error("message_undecodable", error=message.reason, request_id=message.request_id)
         if message.request_id is not None:

@@ -164,14 +164,14 @@ class Wave:
         self._is_known_to_all = True
         if sums.wants_to_leave:
             self.has_left = True
-            self._end()
+            self._end_wave()
         elif sums.wants_pause and sums.wants_pause + sums.is_paused == self.size:
             # The ranks that do not request a pause are paused already.
             self.is_paused, self._has_pause_request = True, False
-            self._end()
+            self._end_wave()
         elif sums.is_paused or not sums.has_work:
             self._others_are_paused = sums.is_paused > 0
-            self._end()
+            self._end_wave()
         else:
             self._others_are_paused = False
 
@@ -188,6 +188,6 @@ class Wave:
         """Return whether this rank should begin a wave itself."""
         return self._must_meet or (has_work and not self.is_paused and not self._others_are_paused)
 
-    def _end(self) -> None:
+    def _end_wave(self) -> None:
         self._is_running = self._is_known_to_all = False
         self.number += 1

@@ -154,11 +154,11 @@ class Fleet:
     def _let_leave(self, member: Member) -> None:
         # Set here and not in the task, so that the member counts as leaving immediately.
         member.phase = MemberPhase.LEAVING
-        task = asyncio.create_task(self._leave(member))
+        task = asyncio.create_task(self._drain_member(member))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, member: Member) -> None:
+    async def _drain_member(self, member: Member) -> None:
         try:
             await member.leave(self._drain_timeout_s)
         except Exception as error:

@@ -250,9 +250,9 @@ class _RayPlace:
         if self._status_call is not None:
             self._status_call.cancel()
         if bundle is not None:
-            await _in_thread(self._leave, bundle)
+            await _in_thread(self._release_bundle, bundle)
 
-    def _leave(self, bundle: Bundle) -> None:
+    def _release_bundle(self, bundle: Bundle) -> None:
         ray.kill(self._actor)
         bundle.release()
 

@@ -48,7 +48,7 @@ def serve_fleet(settings: Settings) -> int:
         FleetStartError: an engine could not start before any had served.
     """
     options, process = settings.make(FleetOptions), settings.fields_of(WorkerConfig)
-    host, scaling = _check(settings, options)
+    host, scaling = _check_options(settings, options)
     if importlib.util.find_spec("ray") is None:
         raise ConfigurationError("--ray requires Ray, which is not installed: pip install 'penstock[ray]'")
     # Imported late, because it loads Ray, which takes long.
@@ -74,11 +74,11 @@ def serve_fleet(settings: Settings) -> int:
             worker_name=host.worker_name or f"{engine.model_name}-ray",
             options=passed_on(settings, device, int(resources["CPU"])),
         )
-        asyncio.run(_run(backend, scaling, spec, engine, host, process))
+        asyncio.run(_run_fleet(backend, scaling, spec, engine, host, process))
     return 0
 
 
-async def _run(
+async def _run_fleet(
     backend: FleetBackend,
     scaling: ScalingOptions,
     spec: AgentSpec,
@@ -117,7 +117,7 @@ def _announcer(engine: EngineConfig, scaling: ScalingOptions, backend: FleetBack
     return announce
 
 
-def _check(settings: Settings, options: FleetOptions) -> tuple[HostOptions, ScalingOptions]:
+def _check_options(settings: Settings, options: FleetOptions) -> tuple[HostOptions, ScalingOptions]:
     """Check the options that do not depend on the cluster. Returns the host's options and the scaling options."""
     host, engine = settings.make(HostOptions), settings.fields_of(EngineConfig)
     with settings.naming_sources():

@@ -106,7 +106,7 @@ class ForkServer:
         accepted, _ = self._listener.accept()
         connection = _Connection(accepted)
         self._connections.add(connection)
-        self._selector.register(accepted, selectors.EVENT_READ, lambda: self._read(connection))
+        self._selector.register(accepted, selectors.EVENT_READ, lambda: self._read_request(connection))
 
     def _end_lifeline(self) -> None:
         self._selector.unregister(self._lifeline)
@@ -115,7 +115,7 @@ class ForkServer:
             self._listener.close()
             self._listener = None
 
-    def _read(self, connection: _Connection) -> None:
+    def _read_request(self, connection: _Connection) -> None:
         try:
             data, descriptors, _, _ = socket.recv_fds(connection.socket, _READ_BYTES, self._kind.num_descriptors)
         except ConnectionResetError:

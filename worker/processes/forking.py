@@ -161,7 +161,7 @@ class ForkedProcess:
         self._splitter = FrameSplitter()
         self._decoder = msgspec.msgpack.Decoder(ForkAnswer)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(connection, self._read)
+        self._loop.add_reader(connection, self._read_answer)
 
     def raise_refusal(self) -> None:
         """Raise ``NotForkedError`` if the process was not forked."""
@@ -186,7 +186,7 @@ class ForkedProcess:
             raise ProcessLookupError("the process has ended")
         signal.pidfd_send_signal(self._pidfd, number)
 
-    def _read(self) -> None:
+    def _read_answer(self) -> None:
         try:
             data, descriptors, _, _ = socket.recv_fds(self._connection, _READ_BYTES, 1)
         except BlockingIOError:
@@ -208,7 +208,7 @@ class ForkedProcess:
             self._refusal = answer.reason
         else:
             self._returncode = answer.returncode
-            self._end()
+            self._release_descriptors()
         self.answered.set()
 
     def _lose_server(self) -> None:
@@ -218,9 +218,9 @@ class ForkedProcess:
             self._refusal = self._refusal or "the fork server ended"
             self.answered.set()
         else:
-            self._loop.add_reader(self._pidfd, self._end)
+            self._loop.add_reader(self._pidfd, self._release_descriptors)
 
-    def _end(self) -> None:
+    def _release_descriptors(self) -> None:
         self._loop.remove_reader(self._connection)
         self._connection.close()
         if self._pidfd >= 0:

@@ -253,13 +253,13 @@ class ClaimLoop:
             raise
         except PenstockError as error:
             log.warning("request_refused", **ids_of(claim), code=error.code, error=str(error))
-            self._refuse(claim, error)
+            self._refuse_claim(claim, error)
             return False
         except BaseException as error:  # a request must not end the process, since it would end the next engine too
             if ends_task(error):
                 raise
             self._live.remove(claim.request_id)
-            self._refuse(claim, unforeseen(error, ids_of(claim)))
+            self._refuse_claim(claim, unforeseen(error, ids_of(claim)))
             return False
         return True
 
@@ -321,7 +321,7 @@ class ClaimLoop:
             self._core.abort_requests([core_id])
         self.wake()
 
-    def _refuse(self, claim: Claim, error: PenstockError) -> None:
+    def _refuse_claim(self, claim: Claim, error: PenstockError) -> None:
         reason = RequestError(error.code, str(error), error.retryable)
         delta = Delta(index=claim.num_logged_tokens, finish_reason=FinishReason.ERROR, error=reason)
         self.parts[claim.partition].publisher.publish(claim.request_id, claim.epoch, delta)

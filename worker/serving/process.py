@@ -66,14 +66,14 @@ class StopSignals:
         loop.add_signal_handler(signal.SIGTERM, self._request)
         # Ctrl-C reaches the whole process group; the supervisor alone decides what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return asyncio.create_task(self._watch(lifeline))
+        return asyncio.create_task(self._watch_lifeline(lifeline))
 
     def _request(self) -> None:
         if self.stop.is_set():
             self.at_once.set()
         self.stop.set()
 
-    async def _watch(self, lifeline: asyncio.StreamReader) -> None:
+    async def _watch_lifeline(self, lifeline: asyncio.StreamReader) -> None:
         await lifeline.read()
         if self.is_serving:
             log.warning("supervisor_gone")
@@ -126,7 +126,7 @@ class WorkerProcess:
             self._report_failure(error)
             return EXIT_LOAD_TIMED_OUT if isinstance(error, LoadTimeoutError) else EXIT_FAILED
         finally:
-            await self._leave(beating)
+            await self._stop_serving(beating)
             reporting.cancel()
             self._status.report(EngineState.STOPPED)
 
@@ -242,7 +242,7 @@ class WorkerProcess:
             weights_version=ready.weights_version,
         )
 
-    async def _leave(self, beating: asyncio.Task[None] | None) -> None:
+    async def _stop_serving(self, beating: asyncio.Task[None] | None) -> None:
         if beating is not None:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)

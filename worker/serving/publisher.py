@@ -91,7 +91,7 @@ class Publisher:
             self._wake.clear()
             while self._pending or self._is_batch_due:
                 flushes, self._flushes = self._flushes, []
-                await self._write()
+                await self._write_batch()
                 _resolve(flushes)
             self._is_idle = self._timer is None
             flushes, self._flushes = self._flushes, []
@@ -134,7 +134,7 @@ class Publisher:
             pause_s = max(pause_s, self._pressure_s())
         self._next_batch_at_s = asyncio.get_running_loop().time() + pause_s
 
-    async def _write(self) -> None:
+    async def _write_batch(self) -> None:
         if self._is_batch_due:
             self._collect_batch()
         records, self._pending = list(self._pending.values()), {}

@@ -75,7 +75,7 @@ class Scaling:
         staying = self._staying
         log.info("scaled", num_engines=num_engines, num_before=len(staying))
         for slot in staying[num_engines:]:
-            self._leaving[slot] = asyncio.create_task(self._leave(slot))
+            self._leaving[slot] = asyncio.create_task(self._stop_slot(slot))
         for _ in range(num_engines - len(staying)):
             self._fill(self._free_slot())
         self._on_change()
@@ -113,7 +113,7 @@ class Scaling:
             task = asyncio.create_task(_run_after(self._running[slot], engine))
             self._engines[slot], self._running[slot] = engine, task
 
-    async def _leave(self, slot: int) -> None:
+    async def _stop_slot(self, slot: int) -> None:
         """Let the engine of a slot finish its requests, then make it release them, then kill it."""
         engine, task = self._engines[slot], self._running[slot]
         steps = ((EngineProcess.drain, self._drain_patience_s), (EngineProcess.hand_back, HAND_BACK_TIMEOUT_S))

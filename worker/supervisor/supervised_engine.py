@@ -256,7 +256,7 @@ class DeathNotices:
             self.changed.clear()
             try:
                 for engine in self._engines:
-                    await self._write(engine)
+                    await self._write_notice(engine)
             except (PenstockError, RedisError) as error:
                 log.debug("death_notice_not_written", error=str(error))
             try:
@@ -275,7 +275,7 @@ class DeathNotices:
         except (TimeoutError, PenstockError, RedisError) as error:
             log.debug("heartbeats_not_removed", error=str(error))
 
-    async def _write(self, engine: Engine) -> None:
+    async def _write_notice(self, engine: Engine) -> None:
         notice = engine.notice()
         if notice is None:
             return

@@ -171,7 +171,7 @@ class Supervisor:
                     await self._serve()
                 finally:
                     service_manager.tell_stopping()
-                    await self._leave()
+                    await self._stop_engines()
         finally:
             for task in watching:
                 task.cancel()
@@ -223,7 +223,7 @@ class Supervisor:
             causes = dict.fromkeys(engine.describe_death() for engine in self._engines)
             raise EngineDeadError(f"no engine is left: {'; '.join(causes)}")
 
-    async def _leave(self) -> None:
+    async def _stop_engines(self) -> None:
         """Stop the engines step by step, beginning with the step of ``_stop_mode``."""
         self._scaling.stop()
         steps: list[tuple[StopMode, Callable[[EngineProcess], None], float | None]] = [

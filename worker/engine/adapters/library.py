@@ -219,7 +219,7 @@ class AdapterLibrary:
         """Let the thread read an adapter; return None if it would not fit into memory."""
         if not self._pool.make_room(1 + len(self._loading)):
             return None
-        task = self._loading[_key_of(adapter)] = self._threads.submit(lambda _: self._read(adapter))
+        task = self._loading[_key_of(adapter)] = self._threads.submit(lambda _: self._read_adapter(adapter))
         return task
 
     def _finish_load(self, task: Task) -> AdapterEntry:
@@ -254,7 +254,7 @@ class AdapterLibrary:
         request.move_to(RequestStatus.FINISHED_ERROR)
         return request, error
 
-    def _read(self, adapter: LoRARequest) -> LoadedAdapter:
+    def _read_adapter(self, adapter: LoRARequest) -> LoadedAdapter:
         """Read an adapter, in the thread."""
         started = time.monotonic()
         loaded = self._load(self._folder_of(adapter), adapter.digest, self._pool.slots)

@@ -121,28 +121,28 @@ class ScopedStepWatch(StepWatch):
 
     def pause(self) -> None:
         super().pause()
-        self._leave()
+        self._leave_scope()
 
     def resume(self) -> None:
         super().resume()
         self._enter("execute", "continued")
 
     def failed(self) -> None:
-        self._leave()
+        self._leave_scope()
 
     def updated(self) -> StepStats:
         stats = super().updated()
-        self._leave()
+        self._leave_scope()
         return stats
 
     def _enter(self, part: str, details: str | None = None) -> None:
         from torch.profiler import record_function
 
-        self._leave()
+        self._leave_scope()
         self._scope = record_function(f"engine: {part}", details)
         self._scope.__enter__()
 
-    def _leave(self) -> None:
+    def _leave_scope(self) -> None:
         scope, self._scope = self._scope, None
         if scope is not None:
             scope.__exit__(None, None, None)

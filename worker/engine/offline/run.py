@@ -188,7 +188,7 @@ def read_workload(path: Path) -> Workload:
         raise UsageError(f"the workload {path} cannot be read: {error}") from error
 
 
-def _run(arguments: argparse.Namespace, started: float) -> int:
+def _run_offline(arguments: argparse.Namespace, started: float) -> int:
     settings = read_settings(OFFLINE, PROGRAMS, arguments, os.environ)
     if arguments.show_config:
         sys.stdout.write(effective_config(settings))
@@ -229,4 +229,4 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = Parser(prog="penstock.worker.engine.offline", description=__doc__)
     OFFLINE.add_arguments(parser)
     arguments = parser.parse_args(words)
-    return run_reporting_errors(lambda: _run(arguments, started))
+    return run_reporting_errors(lambda: _run_offline(arguments, started))

@@ -166,12 +166,12 @@ class Tiers:
         """Store a block."""
         if self._memory is not None:
             self._memory.put(block_hash, row)
-        if self._folder is None or self._write(self._folder, block_hash, row):
+        if self._folder is None or self._write_to_folder(self._folder, block_hash, row):
             self.counters.num_written_bytes += row.nbytes
         else:
             self.counters.num_dropped_blocks += 1
 
-    def _write(self, folder: FolderTier, block_hash: bytes, row: Row) -> bool:
+    def _write_to_folder(self, folder: FolderTier, block_hash: bytes, row: Row) -> bool:
         """Write the block; return whether the folder has it afterwards."""
         if not self._open_folder():
             return False

@@ -51,9 +51,9 @@ class WriteBehind:
         self._has_blocks = threading.Event()
         # Held while blocks are copied and stored.
         self._working = threading.Lock()
-        threading.Thread(target=self._run, name="kv-offload-write", daemon=True).start()
+        threading.Thread(target=self._keep_writing, name="kv-offload-write", daemon=True).start()
 
-    def enqueue(self, block: int, block_hash: bytes) -> None:
+    def enqueue_block(self, block: int, block_hash: bytes) -> None:
         """Queue ``block``, which is full and does not change until it is allocated again."""
         if len(self._queue) >= self._max_queued:
             self._queue.popleft()
@@ -76,7 +76,7 @@ class WriteBehind:
         if self._working.acquire(timeout=max(0.0, give_up_at - time.monotonic())):
             self._working.release()
 
-    def _run(self) -> None:
+    def _keep_writing(self) -> None:
         while True:
             has_blocks = self._has_blocks.wait(LOOK_INTERVAL_S)
             self._has_blocks.clear()
@@ -128,7 +128,7 @@ class OffloadingPrefixCache(BlockHashCache):
             block = request.block_table[index]
             # Of two blocks with the same contents only one has the hash; one copy suffices.
             if self._pool.hash_of(block) is not None:
-                self._write_behind.enqueue(block, request.block_hashes[index])
+                self._write_behind.enqueue_block(block, request.block_hashes[index])
 
 
 # Limit on the time of a load. Afterwards no further block is read, and its requests no longer wait for a hanging read.
@@ -173,7 +173,7 @@ class Loader:
         self._device = device
         self._loads: queue.SimpleQueue[Load] = queue.SimpleQueue()
         self._progress = threading.Event()
-        threading.Thread(target=self._run, name="kv-offload-read", daemon=True).start()
+        threading.Thread(target=self._keep_loading, name="kv-offload-read", daemon=True).start()
 
     def begin(self, load: Load) -> None:
         """Queue ``load`` for the thread."""
@@ -184,17 +184,17 @@ class Loader:
         self._progress.wait(timeout_s)
         self._progress.clear()
 
-    def _run(self) -> None:
+    def _keep_loading(self) -> None:
         while True:
             load = self._loads.get()
             try:
-                self._read(load)
+                self._read_blocks(load)
             except Exception:  # a driver may raise anything; the requests' tokens are computed instead
                 log.exception("kv_offload_failed")
             load.has_ended = True
             self._progress.set()
 
-    def _read(self, load: Load) -> None:
+    def _read_blocks(self, load: Load) -> None:
         rows, num_read = self._device.rows, 0
         while num_read < len(load.blocks) and not load.is_overdue:
             hashes = load.hashes[num_read : num_read + len(rows)]

@@ -262,7 +262,7 @@ class _RequestProcessors:
         output_token_ids = tuple(self._output_token_ids)
         for processor in self._processors:
             logits = self._call(processor.name, processor.apply, output_token_ids, logits)
-            _check(processor.name, logits, processor.request.vocab_size)
+            _check_processed(processor.name, logits, processor.request.vocab_size)
             logits = logits.float()
         return logits
 
@@ -274,7 +274,7 @@ class _RequestProcessors:
             raise ProcessorFailedError(f"logits processor {name!r} raised {type(error).__name__}: {error}") from error
 
 
-def _check(name: str, logits: object, vocab_size: int) -> None:
+def _check_processed(name: str, logits: object, vocab_size: int) -> None:
     if not isinstance(logits, Tensor) or logits.ndim != 1 or len(logits) < vocab_size:
         result = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ProcessorFailedError(f"logits processor {name!r} must return one logit for each token, got {result}")

@@ -54,7 +54,7 @@ class Placement:
         """Begin to choose the work of a step."""
         self._is_short_of_blocks = False
 
-    def admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
+    def try_to_admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
         """Give a waiting request blocks for all its known tokens, cached blocks included.
 
         Return False if too few blocks are free, if a running request waits for blocks, if ``output`` or a batch in
@@ -79,7 +79,7 @@ class Placement:
         self._timeline.record(request, EngineCoreEventType.SCHEDULED)
         return True
 
-    def grow(self, request: Request, num_tokens: int) -> bool:
+    def grow_blocks(self, request: Request, num_tokens: int) -> bool:
         """Give ``request`` blocks for ``num_tokens`` in total, and preempt the last running requests if necessary.
 
         Return False if ``request`` was preempted itself, or if the last one is in flight: its blocks are available

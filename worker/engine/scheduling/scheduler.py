@@ -153,7 +153,7 @@ class Scheduler:
                 if num_new_tokens == 0:
                     continue  # it waits for a step with a larger budget
             num_tokens = num_computed_tokens + num_new_tokens
-            if num_tokens > token_capacity(request) and not placement.grow(request, num_tokens):
+            if num_tokens > token_capacity(request) and not placement.grow_blocks(request, num_tokens):
                 break
             output.add(request, num_new_tokens)
             budget -= num_new_tokens
@@ -163,7 +163,7 @@ class Scheduler:
             request = self._waiting[0]
             if not self._chunking.admits(request, self.max_num_batched_tokens - budget, budget):
                 break
-            if not placement.admit(request, budget, output):
+            if not placement.try_to_admit(request, budget, output):
                 break
             self._loads.forget(request.request_id)
             self._running.add(self._waiting.pop(0))

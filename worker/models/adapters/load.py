@@ -53,7 +53,7 @@ def load_adapter(folder: Path, digest: str, slots: AdapterSlots) -> LoadedAdapte
             f"the adapter in {shown(str(folder))} changed while it was read; wait until it is written, and try again"
         )
     prepared = slots.prepare(matrices)
-    _check(slots, prepared, matrices)
+    _check_results(slots, prepared, matrices)
     return LoadedAdapter(actual_digest, max(len(pair.a) for pair in matrices.values()), prepared)
 
 
@@ -71,7 +71,7 @@ def _files_of(folder: Path) -> list[tuple[int, int, int] | None]:
     return states
 
 
-def _check(slots: AdapterSlots, prepared: Prepared, matrices: Mapping[str, LayerMatrices]) -> None:
+def _check_results(slots: AdapterSlots, prepared: Prepared, matrices: Mapping[str, LayerMatrices]) -> None:
     random = torch.Generator().manual_seed(0)
     tolerance = tolerance_of(slots.dtype)
     for layer, pair in matrices.items():

@@ -45,7 +45,7 @@ class PagedAttention:
         self.calls: list[AttentionCall] = []
         self._batch: PagedBatch | None = None
         self._next_call = 0
-        AttentionInterface.register(self.name, self._attend)
+        AttentionInterface.register(self.name, self._attend_paged)
         AttentionMaskInterface.register(self.name, _return_rule)
 
     @property
@@ -65,7 +65,7 @@ class PagedAttention:
         try:
             run_forward()
         finally:
-            AttentionInterface.register(self.name, self._attend)
+            AttentionInterface.register(self.name, self._attend_paged)
         for call, cache_format in zip(self.calls, formats, strict=False):  # empty the first time
             call.cache_format = cache_format
 
@@ -105,7 +105,7 @@ class PagedAttention:
         self.calls.append(AttentionCall(module, *shapes, key.dtype, window, has_own_rule, CacheFormat(key.dtype)))
         return query.new_zeros(*query.shape[:1], query.shape[2], query.shape[1], value_dim), None
 
-    def _attend(
+    def _attend_paged(
         self,
         module: nn.Module,
         query: Tensor,

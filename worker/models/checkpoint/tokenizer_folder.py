@@ -61,7 +61,7 @@ def tokenizer_folder(folder: Path, trust_remote_code: bool) -> Path:
             "install what transformers reads them with (sentencepiece and protobuf for tokenizer.model, or tiktoken), "
             "or make one elsewhere by AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         ) from error
-    target = _write(target, contents)
+    target = _write_files(target, contents)
     log.info("tokenizer_converted", source=str(folder), target=str(target))
     return target
 
@@ -125,7 +125,7 @@ def _identity(folder: Path, trust_remote_code: bool) -> str:
     return digest.hexdigest()[:16]
 
 
-def _write(target: Path, contents: dict[str, str]) -> Path:
+def _write_files(target: Path, contents: dict[str, str]) -> Path:
     """Write the files into ``target``, or into a temporary folder if the cache is read-only; return the folder.
 
     Raises:

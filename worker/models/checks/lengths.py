@@ -138,7 +138,7 @@ def _lengths_of(module: PreTrainedModel, max_model_len: int | None) -> Iterator[
     stored.
     """
     for holder, name in _numbers_of(module, frozenset(_LENGTHS)):
-        unaffected = int(_read(holder, name)) - _LENGTHS[name]
+        unaffected = int(_read_attribute(holder, name)) - _LENGTHS[name]
         if unaffected > 0 and (max_model_len is None or unaffected < max_model_len):
             yield unaffected, (holder, name)
 
@@ -156,11 +156,11 @@ def _numbers_of(module: PreTrainedModel, names: frozenset[str]) -> list[tuple[An
         (holder, name)
         for holder in holders.values()
         for name in sorted(names)
-        if type(value := _read(holder, name)) in (int, float) and value > 0
+        if type(value := _read_attribute(holder, name)) in (int, float) and value > 0
     ]
 
 
-def _read(holder: Any, name: str) -> Any:
+def _read_attribute(holder: Any, name: str) -> Any:
     if isinstance(holder, dict):
         return holder.get(name)
     return vars(holder).get(name) if isinstance(holder, nn.Module) else getattr(holder, name, None)
@@ -168,7 +168,7 @@ def _read(holder: Any, name: str) -> Any:
 
 @contextmanager
 def _replaced(holder: Any, name: str, value: float) -> Iterator[None]:
-    before = _read(holder, name)
+    before = _read_attribute(holder, name)
     write = holder.__setitem__ if isinstance(holder, dict) else holder.__setattr__
     write(name, value)
     try:

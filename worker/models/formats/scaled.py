@@ -93,11 +93,13 @@ def read_mxfp4(stored: StoredTensors, _quantization: Quantization, dtype: torch.
             raise ModelLoadError(f"{name} needs {scales} of [experts, rows, blocks]; fetch the model again")
         num_experts, num_rows, num_blocks, num_bytes = stored.shape(name)
         shape = (num_experts, num_blocks * num_bytes * 2, num_rows)
-        tensors[whole] = Unpacked(shape, dtype, partial(_write, blocks=stored.slice(name), scales=stored.slice(scales)))
+        tensors[whole] = Unpacked(
+            shape, dtype, partial(_write_transposed, blocks=stored.slice(name), scales=stored.slice(scales))
+        )
     return tensors
 
 
-def _write(out: Tensor, blocks: Any, scales: Any) -> None:
+def _write_transposed(out: Tensor, blocks: Any, scales: Any) -> None:
     for expert, transposed in enumerate(out):
         packed, matrix = blocks[expert].flatten(1), transposed.T
         grid = make_grid("its scales", (matrix.shape[0], matrix.shape[1]), scales[expert], None, MX_BLOCK)

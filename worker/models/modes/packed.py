@@ -87,7 +87,7 @@ class PackedForward:
         self._attention.begin(step.batch)
         self.token_adapters.begin(step.token_lora)
         image_arguments = {} if step.vision_inputs is None else step.vision_inputs.arguments(len(step.token_ids))
-        return self._forward(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds, image_arguments)
+        return self._run_module(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds, image_arguments)
 
     def commit(self) -> None:
         """Do nothing: a step that is computed again writes its keys and values again."""
@@ -97,9 +97,11 @@ class PackedForward:
         max_model_len = self._settings.max_model_len
         positions = torch.arange(min(num_tokens, max_model_len), device=self._model.module.device)
         token_ids = torch.zeros_like(positions)
-        self._attention.record(lambda: self._forward(token_ids, positions, positions[-num_logit_rows:]), max_model_len)
+        self._attention.record(
+            lambda: self._run_module(token_ids, positions, positions[-num_logit_rows:]), max_model_len
+        )
 
-    def _forward(
+    def _run_module(
         self,
         token_ids: Tensor,
         positions: Tensor,

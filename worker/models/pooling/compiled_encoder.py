@@ -61,7 +61,7 @@ class CompiledEncoder(EncoderForward):
         if self._bound_weights() is not self._embedding.weight:
             self._bind_weights()
         self.attention.begin(texts.lens)
-        embedded = self._run(self._stem, texts)
+        embedded = self._run_base(self._stem, texts)
         pieces = cut_pieces(texts.lens, native.num_threads())
         self._reserve(sum(int(piece.num_blocks.sum()) for piece in pieces), max(texts.lens))
         batches, first_block = list[DecoderBatch](), 0

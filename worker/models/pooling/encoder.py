@@ -36,7 +36,7 @@ class TextAttention:
         self.name = f"penstock_texts_{next(_NAME_NUMBERS)}"
         self._lens: list[int] = []
         self._masks: dict[tuple[int, int], tuple[MaskRule, Tensor | None]] = {}
-        AttentionInterface.register(self.name, self._attend)
+        AttentionInterface.register(self.name, self._attend_to_text)
         AttentionMaskInterface.register(self.name, return_rule)
 
     def begin(self, lens: list[int]) -> None:
@@ -44,7 +44,7 @@ class TextAttention:
         self._lens = lens
         self._masks = {}
 
-    def _attend(
+    def _attend_to_text(
         self,
         module: nn.Module,
         query: Tensor,
@@ -171,9 +171,9 @@ class EncoderForward:
     def _states(self, texts: Texts, rows: Tensor) -> Tensor:
         """Return hidden states ``[R, H]`` of the tokens ``rows``, ascending."""
         self.attention.begin(texts.lens)
-        return self._run(self.network.base_model, texts)[rows]
+        return self._run_base(self.network.base_model, texts)[rows]
 
-    def _run(self, base: nn.Module, texts: Texts) -> Tensor:
+    def _run_base(self, base: nn.Module, texts: Texts) -> Tensor:
         """Return the output ``[T, H]`` of ``base``, the base model or a module with the same arguments, for
         ``texts``.
         """

@@ -98,7 +98,7 @@ class _EncoderTrace(Trace):
         self._first_position = first_position
         super().__init__(base, num_positions, base.device)
 
-    def _run(self) -> Tensor:
+    def _run_module(self) -> Tensor:
         with self.watched():
             positions = self.positions[None] + self._first_position
             return self.module(input_ids=self.token_ids[None], position_ids=positions).last_hidden_state[0]

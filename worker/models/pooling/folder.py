@@ -60,14 +60,14 @@ class PoolingFolder:
         Raises:
             ModelLoadError: a file cannot be read, or a module is unknown.
         """
-        modules = _read(folder / "modules.json")
+        modules = _read_json(folder / "modules.json")
         if modules is None:
             return cls()
         mode, normalize, dense = None, False, []
         for module in modules:
             kind, place = str(module["type"]).rpartition(".")[2], folder / module["path"]
             if kind == "Pooling":
-                mode = _mode_of(_read(place / "config.json") or {}, place)
+                mode = _mode_of(_read_json(place / "config.json") or {}, place)
             elif kind == "Normalize":
                 normalize = True
             elif kind == "Dense":
@@ -76,8 +76,8 @@ class PoolingFolder:
                 raise ModelLoadError(
                     f"{folder / 'modules.json'} names a module {kind}; known are Transformer, Pooling, Dense, Normalize"
                 )
-        prompt_config = _read(folder / "config_sentence_transformers.json") or {}
-        lengths = _read(folder / "sentence_bert_config.json") or {}
+        prompt_config = _read_json(folder / "config_sentence_transformers.json") or {}
+        lengths = _read_json(folder / "sentence_bert_config.json") or {}
         return cls(
             mode,
             normalize,
@@ -111,7 +111,7 @@ def _mode_of(config: dict[str, Any], place: Path) -> str:
 
 
 def _read_dense(place: Path) -> nn.Module:
-    config = _read(place / "config.json") or {}
+    config = _read_json(place / "config.json") or {}
     name = str(config.get("activation_function", "Identity")).rpartition(".")[2]
     if name not in _ACTIVATIONS:
         raise ModelLoadError(
@@ -153,7 +153,7 @@ def matryoshka_of(model_config: PretrainedConfig) -> tuple[int, ...] | None:
     return tuple(int(size) for size in dimensions) if dimensions else None
 
 
-def _read(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:

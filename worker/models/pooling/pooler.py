@@ -77,10 +77,11 @@ class Pooler:
         else:
             results = list(self.head(torch.stack([state.float().mean(0).to(state.dtype) for state in states])))
         return [
-            self._end(result.float(), request_params) for result, request_params in zip(results, params, strict=True)
+            self._make_result(result.float(), request_params)
+            for result, request_params in zip(results, params, strict=True)
         ]
 
-    def _end(self, result: Tensor, params: PoolingParams) -> Pooled:
+    def _make_result(self, result: Tensor, params: PoolingParams) -> Pooled:
         if params.dimensions is not None and self.is_cut:
             result = result[..., : params.dimensions]
         if self.finishes if params.use_activation is None else params.use_activation:

@@ -202,7 +202,7 @@ class HttpCore:
             message = _error_message(event.content)
             if event.status not in _CALLERS_MISTAKES:
                 self._die(f"it responded with status {event.status}: {message}")
-            self._refuse(running, message, output)
+            self._refuse_request(running, message, output)
         else:
             self._die(event.failure or "it ended its response too early")
 
@@ -212,7 +212,7 @@ class HttpCore:
         if running.num_calls == 1:
             running.num_cached_tokens = max(running.num_cached_tokens, chunk.num_cached_tokens)
         if chunk.refusal:
-            self._refuse(running, chunk.refusal, output)
+            self._refuse_request(running, chunk.refusal, output)
             return
         if chunk.num_generated > running.num_received + len(chunk.token_ids):
             if not running.is_streamed:
@@ -240,19 +240,19 @@ class HttpCore:
         output.num_cached_tokens = min(running.num_cached_tokens, request.num_prompt_tokens)
         self._stats.num_generation_tokens += len(token_ids)
         if stop is not None:
-            self._end(running, output, stop.reason, stop.stop_reason)
+            self._end_request(running, output, stop.reason, stop.stop_reason)
         elif chunk.ending is FinishReason.LENGTH and running.is_piece:
             if not token_ids:
                 self._die("it ended a call without a token")
             self._start_call(running)
         elif chunk.ending is not None:
             is_named = chunk.stop_reason in request.stop_token_ids
-            self._end(running, output, chunk.ending, chunk.stop_reason if is_named else None)
+            self._end_request(running, output, chunk.ending, chunk.stop_reason if is_named else None)
 
-    def _refuse(self, running: Running, message: str, output: EngineCoreOutput) -> None:
+    def _refuse_request(self, running: Running, message: str, output: EngineCoreOutput) -> None:
         error = ValidationError(f"{self._dialect.name} refuses the request: {message[:_MAX_MESSAGE_CHARS]}")
         output.error = RequestError(error.code, str(error))
-        self._end(running, output, FinishReason.ERROR)
+        self._end_request(running, output, FinishReason.ERROR)
 
     def _end_differing(self, running: Running, output: EngineCoreOutput) -> None:
         output.error = RequestError(
@@ -261,9 +261,9 @@ class HttpCore:
             "delivered before its death; send the request again",
             retryable=True,
         )
-        self._end(running, output, FinishReason.ERROR)
+        self._end_request(running, output, FinishReason.ERROR)
 
-    def _end(
+    def _end_request(
         self, running: Running, output: EngineCoreOutput, reason: FinishReason, stop_reason: int | str | None = None
     ) -> None:
         output.finish_reason, output.stop_reason = reason, stop_reason

@@ -51,7 +51,7 @@ def main(words: list[str]) -> None:
         _write_report(Report(None, [str(error)]))
         return
     lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
-    reading = threading.Thread(target=_read, args=(server, lines), daemon=True)
+    reading = threading.Thread(target=_collect_lines, args=(server, lines), daemon=True)
     reading.start()
     threading.Thread(target=_await_end_of_core, args=(server.pid,), daemon=True).start()
     returncode = server.wait()
@@ -61,7 +61,7 @@ def main(words: list[str]) -> None:
     _write_report(Report(returncode, list(lines)))
 
 
-def _read(server: subprocess.Popen[bytes], lines: deque[str]) -> None:
+def _collect_lines(server: subprocess.Popen[bytes], lines: deque[str]) -> None:
     assert server.stdout is not None
     for line in server.stdout:
         lines.append(line.decode(errors="replace").rstrip()[:_MAX_LINE_CHARS])

@@ -107,12 +107,12 @@ class ServerStreams:
 
     def close(self) -> None:
         """Cancel all calls and end the thread."""
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    async def _end(self) -> None:
+    async def _cancel_all(self) -> None:
         tasks = [*self._calls.values(), *([self._watching] if self._watching is not None else [])]
         for task in tasks:
             task.cancel()
@@ -129,7 +129,7 @@ class ServerStreams:
             self._calls[call_id].cancel()
 
     def _begin_watch(self, path: str) -> None:
-        self._watching = self._loop.create_task(self._watch(path))
+        self._watching = self._loop.create_task(self._watch_health(path))
 
     async def _follow(self, call_id: int, path: str, body: dict[str, Any], is_streamed: bool) -> None:
         try:
@@ -168,7 +168,7 @@ class ServerStreams:
         elif kind == b"error":
             self._events.put(Answer(call_id, {"error": _decoded(content)}))
 
-    async def _watch(self, path: str) -> None:
+    async def _watch_health(self, path: str) -> None:
         num_unhealthy, finding = 0, ""
         while num_unhealthy < MAX_UNHEALTHY_CHECKS:
             await asyncio.sleep(HEALTH_INTERVAL_S)

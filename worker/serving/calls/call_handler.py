@@ -80,9 +80,9 @@ class ControlCalls:
         if len(self._recent_ids) > MAX_KNOWN_CALLS:
             self._recent_ids.popitem(last=False)
         if isinstance(command, UndecodableCall):
-            work = self._refuse(call_id, ValidationError(f"the engine cannot read the call: {command.reason}"))
+            work = self._refuse_call(call_id, ValidationError(f"the engine cannot read the call: {command.reason}"))
         elif self._is_closed:
-            work = self._refuse(call_id, EngineDeadError("the engine is stopping"))
+            work = self._refuse_call(call_id, EngineDeadError("the engine is stopping"))
         else:
             work = self._carry_out(command)
         task = asyncio.create_task(work)
@@ -108,13 +108,15 @@ class ControlCalls:
                     log.info("control_call", call=type(command.call).__name__, call_id=command.call_id)
                 answer = await self._functions.get(type(command.call), self._core.call)(command.call)
         except asyncio.CancelledError:
-            await self._refuse(command.call_id, EngineDeadError("the engine is stopping and has cancelled the call"))
+            await self._refuse_call(
+                command.call_id, EngineDeadError("the engine is stopping and has cancelled the call")
+            )
             raise
         except PenstockError as error:
-            await self._refuse(command.call_id, error)
+            await self._refuse_call(command.call_id, error)
         except Exception as error:
             log.exception("control_call_failed", call=type(command.call).__name__)
-            await self._refuse(command.call_id, EngineCallError(f"{type(error).__name__}: {error}"))
+            await self._refuse_call(command.call_id, EngineCallError(f"{type(error).__name__}: {error}"))
         else:
             await self._calls.reply(ControlReply(call_id=command.call_id, engine_id=self._engine_id, answer=answer))
 
@@ -130,7 +132,7 @@ class ControlCalls:
                 f"RPC method {shown(call.method)} did not return within {call.timeout_s:g} s; it continues to run"
             ) from None
 
-    async def _refuse(self, call_id: str, error: PenstockError) -> None:
+    async def _refuse_call(self, call_id: str, error: PenstockError) -> None:
         failure = CallError(error.code, str(error))
         await self._calls.reply(ControlReply(call_id=call_id, engine_id=self._engine_id, error=failure))
 

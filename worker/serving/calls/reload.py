@@ -66,7 +66,7 @@ class WeightsReloading:
 
     async def _ask(self, call: ReloadWeights) -> WeightsReloaded:
         former = self._ready.weights_version
-        watching = asyncio.create_task(self._watch())
+        watching = asyncio.create_task(self._watch_loading())
         try:
             answer = await self._core.call(call)
         finally:
@@ -76,7 +76,7 @@ class WeightsReloading:
         # The core knows only the digest; the weights may have been started under another name.
         return msgspec.structs.replace(answer, former_version=former)
 
-    async def _watch(self) -> None:
+    async def _watch_loading(self) -> None:
         """Kill a core that hangs while it reads the folder; its next process loads the previous weights."""
         finding = await until_hung(self._core, self._load_timeout_s)
         log.error("load_timed_out", finding=finding, core_pid=self._core.pid)

@@ -154,7 +154,7 @@ class CoreClient:
         )
         self._process = await start_core(launch, self._fork_server)
         theirs.close()
-        self._watching = asyncio.create_task(self._watch(self._process))
+        self._watching = asyncio.create_task(self._await_exit(self._process))
         ours.setblocking(False)
         await self._channel.open(ours)
         hello = await self._expect(Hello)
@@ -271,7 +271,7 @@ class CoreClient:
             raise EngineDeadError(f"the engine core sent {type(message).__name__} instead of {kind.__name__}")
         return message
 
-    async def _watch(self, process: CoreProcess) -> None:
+    async def _await_exit(self, process: CoreProcess) -> None:
         """Wait for the exit of the process, in case another process holds its socket open."""
         await process.wait()
         self._on_lost()

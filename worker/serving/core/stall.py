@@ -211,11 +211,11 @@ class LoadWatch:
 async def until_hung(core: CoreClient, load_timeout_s: float) -> str:
     """Return a description of the hang once ``core`` has made no progress for ``load_timeout_s`` while loading."""
 
-    async def observe() -> Activity | None:
+    async def observe_core() -> Activity | None:
         pid, entered_ns = core.pid, core.progress.read().phase_entered_ns
         return await asyncio.to_thread(core_activity, pid, entered_ns) if pid else None
 
-    return await LoadWatch(observe, load_timeout_s).run()
+    return await LoadWatch(observe_core, load_timeout_s).run()
 
 
 def core_activity(pid: int, entered_ns: int) -> Activity:

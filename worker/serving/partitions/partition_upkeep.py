@@ -49,7 +49,7 @@ class PartitionUpkeep:
         self._on_stale = on_stale
         self._lease_ttl_s = lease_ttl_s
         self._renewals = SideBySide(self._renew)
-        self._attentions = SideBySide(self._attend)
+        self._attentions = SideBySide(self._serve_partition)
         self._publishing: dict[ServedPartition, asyncio.Task[None]] = {}
         self._subscriptions: dict[ServedPartition, list[Subscription]] = {}
         self._has_another = asyncio.Event()
@@ -65,7 +65,10 @@ class PartitionUpkeep:
 
     async def run(self) -> None:
         """Renew leases, and serve partitions added to the model. Raises the exception that ends a publisher."""
-        works = [asyncio.create_task(work) for work in (self._renew_forever(), self._refresh_forever(), self._watch())]
+        works = [
+            asyncio.create_task(work)
+            for work in (self._renew_forever(), self._refresh_forever(), self._watch_publishers())
+        ]
         try:
             done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -98,20 +101,20 @@ class PartitionUpkeep:
         for error in await self._attentions.round(parts, self._parts.patience_s or NO_TIMEOUT_S):
             raise error
 
-    async def _attend(self, part: ServedPartition) -> None:
+    async def _serve_partition(self, part: ServedPartition) -> None:
         keys = part.broker.keys
 
-        def wake(_: object = None) -> None:
+        def wake_claiming(_: object = None) -> None:
             self._claiming.wake_at(part)
 
         self._publishing[part] = asyncio.create_task(part.run())
         self._has_another.set()
         subscribed = self._subscriptions.setdefault(part, [])
         for channel in (keys.engine_wake(self._engine_id), keys.wake):
-            subscribed.append(await self._subscriber.subscribe(channel, wake, wake))
+            subscribed.append(await self._subscriber.subscribe(channel, wake_claiming, wake_claiming))
         subscribed.append(await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command))
 
-    async def _leave(self, part: ServedPartition) -> None:
+    async def _leave_partition(self, part: ServedPartition) -> None:
         """Stop serving a partition that was removed from the model; its lease expires."""
         for subscription in self._subscriptions.pop(part, []):
             self._subscriber.unsubscribe(subscription)
@@ -120,7 +123,7 @@ class PartitionUpkeep:
             publishing.cancel()
             await asyncio.gather(publishing, return_exceptions=True)
 
-    async def _watch(self) -> None:
+    async def _watch_publishers(self) -> None:
         """Raise the exception that ends a publisher, as soon as one ends."""
         while True:
             self._has_another.clear()
@@ -138,7 +141,7 @@ class PartitionUpkeep:
                 await self._attend_all(added)
                 self._claiming.wake()
             for part in self._parts.drop_retired(lambda part: bool(self._live.claims(part.number))):
-                await self._leave(part)
+                await self._leave_partition(part)
 
     async def _renew_forever(self) -> None:
         interval_s = self._lease_ttl_s / LEASE_RENEWALS_PER_TTL

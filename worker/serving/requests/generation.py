@@ -155,7 +155,7 @@ class Generation:
         delta.stats = self.timing.first_token()
         self._may_wait = self.timing.has_sent_first_token and not self._has_stop_strings
         if delta.finish_reason is not None:
-            self._end(delta)
+            self._complete_final(delta)
         elif delta.stats is None:
             return None, False
         is_ended_here = stopped_at is not None or self._failure is not None
@@ -176,7 +176,7 @@ class Generation:
         delta = self.pop_delta() or Delta(index=self._next_index)
         delta.text += self._flush()
         delta.finish_reason = reason
-        self._end(delta)
+        self._complete_final(delta)
         return delta
 
     def _add_to_pending(self, output: EngineCoreOutput) -> Delta:
@@ -250,7 +250,7 @@ class Generation:
                 return stopped_at
         return None
 
-    def _end(self, delta: Delta) -> None:
+    def _complete_final(self, delta: Delta) -> None:
         self.finished = True
         delta.stats = self.timing.whole(delta.next_index)
         self._predicted.follow(delta)

@@ -253,7 +253,7 @@ def test_a_block_that_is_taken_while_it_is_copied_is_not_kept() -> None:
 
     (block,) = pool.allocate(1)
     behind = WriteBehind(tiers, Slow(lambda: [cache]), pool)
-    behind.enqueue(block, b"h" * 32)
+    behind.enqueue_block(block, b"h" * 32)
     behind.finish(DEADLINE_S)
     give_up_at = time.monotonic() + DEADLINE_S
     while not tiers.counters.num_dropped_blocks:
@@ -268,7 +268,7 @@ def test_notes_are_bounded() -> None:
     blocks = pool.allocate(3)
     with behind._working:
         for number in range(30):
-            behind.enqueue(blocks[0], bytes([number]) * 32)
+            behind.enqueue_block(blocks[0], bytes([number]) * 32)
         assert len(behind._queue) <= 3
     behind.finish(DEADLINE_S)
     assert tiers.counters.num_dropped_blocks >= 26

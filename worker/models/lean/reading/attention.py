@@ -240,7 +240,7 @@ def _find_rotation(
             if source.cos.shape[1] <= dims:
                 yield RotationPlan(index, is_interleaved), follows
 
-    def compute(guess: tuple[RotationPlan | None, bool]) -> Tensor:
+    def compute_rotation(guess: tuple[RotationPlan | None, bool]) -> Tensor:
         rotation, follows = guess
         results = []
         for which, heads in enumerate(kinds):
@@ -254,7 +254,7 @@ def _find_rotation(
             results.append(heads)
         return _balanced(results, attention)
 
-    return best(guesses(), compute, _balanced([attention.query, attention.key][: len(kinds)], attention))
+    return best(guesses(), compute_rotation, _balanced([attention.query, attention.key][: len(kinds)], attention))
 
 
 def _balanced(kinds: list[Tensor], attention: AttentionTrace) -> Tensor:

@@ -38,11 +38,11 @@ def _guess_norm(call: ModuleCall) -> NormPlan | None:
     ]
     faint = _made(call.module(inputs * _FAINT))
 
-    def compute(guess: NormPlan) -> Tensor:
+    def compute_norm(guess: NormPlan) -> Tensor:
         norm = make_norm(call.module, guess, inputs.device)
         return torch.stack((norm(inputs), norm(inputs * _FAINT)))
 
-    return None if faint is None else best(guesses, compute, torch.stack((call.output, faint)))
+    return None if faint is None else best(guesses, compute_norm, torch.stack((call.output, faint)))
 
 
 def eps_of(module: Any) -> list[float]:

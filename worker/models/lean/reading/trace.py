@@ -92,14 +92,14 @@ class Trace:
         vocab_size = module.config.get_text_config().vocab_size
         self.token_ids = (1 + torch.arange(len(self.positions), device=device)) * 7919 % vocab_size
         attention = f"penstock_trace_{next(_NUMBERS)}"
-        AttentionInterface.register(attention, self._attend)
+        AttentionInterface.register(attention, self._attend_causally)
         AttentionMaskInterface.register(attention, self._make_mask)
         install_attention(module, attention)
         try:
-            self.logits = self._run()
+            self.logits = self._run_module()
         finally:
             # The registration outlives the model.
-            AttentionInterface.register(attention, _refuse)
+            AttentionInterface.register(attention, _refuse_attention)
 
     @property
     def num_tokens(self) -> int:
@@ -130,7 +130,7 @@ class Trace:
         """Return the output of the first call of the module ``name``, ``[T, E]``."""
         return rows_of(some(self.calls_of(name)[0].output))
 
-    def _run(self) -> Tensor:
+    def _run_module(self) -> Tensor:
         rows = torch.arange(self.num_tokens, device=self.positions.device)
         with self.watched():
             return CausalLM(self.module).logits(
@@ -163,7 +163,7 @@ class Trace:
         call = ModuleCall(self._names[module], module, first_input, output, arguments, options, results)
         self.calls.append(call)
 
-    def _attend(
+    def _attend_causally(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, None]:
         """Attend causally, whatever the model's own rule. Any result is enough if it differs per token."""
@@ -189,7 +189,7 @@ def some(tensor: Tensor | None) -> Tensor:
     return tensor
 
 
-def _refuse(*_: Any, **__: Any) -> tuple[Tensor, None]:
+def _refuse_attention(*_: Any, **__: Any) -> tuple[Tensor, None]:
     raise RuntimeError("the model was traced, and has been given no attention since")
 
 
