@@ -16,7 +16,7 @@ from ..shared.process.command_line import REDIS_URL_HELP, SHARDS_HELP
 from ..shared.values.shown import MaskedRepr
 from .config.engine_config import EngineConfig
 from .config.fleet import FleetOptions
-from .config.place import MAX_ENGINES_ON_HOST, PLACE
+from .config.ranks import MAX_ENGINES_ON_HOST, PLACE
 from .config.worker_config import BROKER, LOG, OBSERVING, PROCESS, WorkerConfig
 from .options.numbers import Integer, IntegerOrRange, Seconds
 from .options.option import Option

@@ -16,7 +16,7 @@ from ...shared.process.command_line import UsageError
 from ...shared.shards import shards_text
 from ...shared.values.names import check_name
 from ..config.engine_config import EngineConfig
-from ..config.place import MAX_ENGINES_ON_HOST
+from ..config.ranks import MAX_ENGINES_ON_HOST
 from ..config.worker_config import WorkerConfig
 from ..models.checkpoint.folder import check_local_model
 from ..options.settings import Settings

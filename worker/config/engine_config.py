@@ -19,8 +19,7 @@ from .data_parallel import DataParallelOptions, check_data_parallel
 from .diagnosis import DiagnosisOptions
 from .kv_offload import KVOffloadOptions, check_kv_offload
 from .model import AdapterOptions, ModelOptions, check_adapters
-from .place import PlaceOptions
-from .ranks import RankOptions, check_ranks
+from .ranks import PlaceOptions, RankOptions, check_ranks
 
 
 class EngineConfig(

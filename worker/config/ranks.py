@@ -1,4 +1,4 @@
-"""Options of an engine with several ranks, which compute one model on several devices."""
+"""Options for the devices of an engine, and for ranks that compute one model on several devices."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from ...shared.errors import ConfigurationError
 from ..models.parallel.layout import ParallelLayout
 from ..options.numbers import Integer
 from ..options.option import Option, OptionGroup
-from ..options.readers import Switch
+from ..options.readers import Choice, Switch
 
 RANKS = "ranks: several devices per engine"
 # No host has more devices.
 MAX_RANKS = 64
+PLACE = "devices"
+# More than any machine has. A larger value would create arrays that do not fit, or processes without end.
+MAX_ENGINES_ON_HOST = 1024
 
 
 class RankOptions(OptionGroup):
@@ -97,3 +100,18 @@ def check_ranks(options: RankOptions, engine: str, *, async_scheduling: bool = F
             f"{option} is for engines of one rank, and tensor_parallel_size {options.tensor_parallel_size} with "
             f"pipeline_parallel_size {options.pipeline_parallel_size} makes {num_ranks}; leave one of them out"
         )
+
+
+class PlaceOptions(OptionGroup):
+    """Options for the device and the share of the host.
+
+    Args:
+        num_engines_on_host: number of engines that share the host's memory and cores.
+    """
+
+    device: Annotated[str, Option("cpu, or cuda: one visible GPU per rank", Choice("cpu", "cuda"), group=PLACE)] = "cpu"
+    num_threads: Annotated[
+        int,
+        Option("threads of each CPU engine; 0 chooses", Integer(0, 1024, "0 chooses"), name="threads", group=PLACE),
+    ] = 0
+    num_engines_on_host: Annotated[int, Integer(1, MAX_ENGINES_ON_HOST)] = 1

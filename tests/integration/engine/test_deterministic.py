@@ -19,8 +19,7 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.execution import model_runner
-from penstock.worker.engine.sampling.sampler import sample
-from penstock.worker.engine.sampling.sampling_table import SamplingRows
+from penstock.worker.engine.sampling.sampler import SamplingRows, sample
 from penstock.worker.models.forward import ModelInput
 from penstock.worker.models.loaded import LoadedModel
 from penstock.worker.models.loading.fixed_shapes import choose_tile_sizes, is_invariant_in_any_size

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.step_input import IntArray, StepInput
 from ..sampling.logprobs import PromptRowTable
-from ..sampling.sampling_table import SamplingTable
+from ..sampling.sampler import SamplingTable
 from ..scheduling.block_pool import GroupTables
 from ..scheduling.request import NO_LORA, Request
 from ..scheduling.scheduler_output import SchedulerOutput

@@ -24,8 +24,7 @@ from ...models.loaded import LoadedModel
 from ...models.placing.device import to_device
 from ..core.step_input import IntArray, StepInput
 from ..sampling.logprobs import PromptRows, RawLogprobs, prompt_logprobs_of
-from ..sampling.sampler import sample
-from ..sampling.sampling_table import SamplingRows
+from ..sampling.sampler import SamplingRows, sample
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import AcceleratorError, SampledTokens, SchedulerOutput
 from .batch import InputBatch

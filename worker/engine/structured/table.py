@@ -37,7 +37,7 @@ class GrammarMask:
     contested: list[tuple[int, Constraint]]
 
     def apply(self, logits: Tensor) -> Tensor:
-        """See ``sampling_table.LogitsChange``."""
+        """See ``sampler.LogitsChange``."""
         logits = logits.float()
         if logits.is_cuda:
             self._apply_at_once(logits)
@@ -79,7 +79,7 @@ class GrammarMask:
 
 
 class GrammarTable:
-    """The constraints of the batch, by row; see ``sampling_table.ChangeTable``."""
+    """The constraints of the batch, by row; see ``sampler.ChangeTable``."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[Constraint, bool, int]] = {}

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from penstock.kernels.sampling import reference
-from penstock.worker.engine.sampling.sampler import sample
-from penstock.worker.engine.sampling.sampling_table import SamplingTable
+from penstock.worker.engine.sampling.sampler import SamplingTable, sample
 from penstock.worker.engine.scheduling.request import Request
 
 

@@ -12,8 +12,7 @@ from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, TokenLogprobs
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.sampling.logprobs import RawLogprobs
-from penstock.worker.engine.sampling.sampler import sample
-from penstock.worker.engine.sampling.sampling_table import SamplingRows, SamplingTable
+from penstock.worker.engine.sampling.sampler import SamplingRows, SamplingTable, sample
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler

@@ -12,8 +12,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.execution.batch import InputBatch
-from penstock.worker.engine.sampling.sampler import sample
-from penstock.worker.engine.sampling.sampling_table import SamplingTable
+from penstock.worker.engine.sampling.sampler import SamplingTable, sample
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from penstock.kernels import native
 from penstock.kernels.sampling import reference
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.sampling.sampler import sample, uniforms
-from penstock.worker.engine.sampling.sampling_table import SamplingRows, SamplingTable
+from penstock.worker.engine.sampling.sampler import SamplingRows, SamplingTable, sample, uniforms
 from penstock.worker.engine.scheduling.request import Request
 
 from ....native_library import native_as_before

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.sampling.sampler import sample
-from penstock.worker.engine.sampling.sampling_table import SamplingTable
+from penstock.worker.engine.sampling.sampler import SamplingTable, sample
 from penstock.worker.engine.sampling.token_rules import BadWords
 from penstock.worker.engine.scheduling.request import Request
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.sampling.sampler import sample
-from penstock.worker.engine.sampling.sampling_table import SamplingTable
+from penstock.worker.engine.sampling.sampler import SamplingTable, sample
 from penstock.worker.engine.scheduling.request import Request
 
 START, END = 8, 9
