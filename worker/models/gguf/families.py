@@ -41,14 +41,14 @@ _PARTS = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor of ggml's lies in transformers' model. Functions of two arguments get the file's family first.
+    """Place of a ggml tensor in transformers' model. Functions of two arguments get the file's family first.
 
     Args:
-        name: of transformers' tensor. "{}" stands for the number of an expert, each of which has its own tensor.
+        name: name of transformers' tensor. "{}" stands for the number of an expert, each of which has its own tensor.
         view: returns the part of transformers' tensor that has ggml's numbers in ggml's order; None for all of it.
-        shape: of transformers' tensor, from ggml's; None for the same.
+        shape: returns the shape of transformers' tensor, given ggml's; None for the same.
         undo: computes transformers' numbers from ggml's; None for the same.
-        rows: those of ggml's tensor that lie here; None for all.
+        rows: returns the rows of ggml's tensor that this place has; None for all.
     """
 
     name: str
