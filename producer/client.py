@@ -75,7 +75,7 @@ class Client(
             mapping; PENSTOCK_SHARDS when None.
         io_processors: plugins that turn other data into prompts for ``encode``: entry points of the group
             ``penstock.io_processors``, ``MODULE:CLASS``, or objects.
-        otlp_traces_endpoint: endpoint that receives the spans of requests, by OTLP over HTTP. Extra ``penstock[otel]``.
+        otlp_traces_endpoint: endpoint that receives the spans of requests, by OTLP over HTTP. Extra ``otel``.
         tracer_provider: creates the spans instead, in an app that sets up OpenTelemetry itself:
             ``opentelemetry.trace.get_tracer_provider()``.
     """

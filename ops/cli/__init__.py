@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import resolve_name
 
 from ...shared.process import plain_structlog  # noqa: F401  # before structlog
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in COMMANDS:
         names = words[:1]
     commands = [_command(name) for name in names]
-    return run_program("penstock", "Durable, streaming LLM inference.", metadata.version("penstock"), commands, argv)
+    return run_program("penstock", "Durable, streaming LLM inference.", commands, argv)
 
 
 def _command(name: str) -> Command:

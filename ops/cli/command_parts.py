@@ -23,6 +23,7 @@ from ...shared.partitions import open_queue
 from ...shared.process.command_line import UsageError
 from ...shared.redis_access.embedded import resolve_redis_url
 from ...shared.shards import check_servers, make_commands
+from ...shared.values.distribution import install_command
 
 T = TypeVar("T")
 
@@ -133,11 +134,11 @@ def need_libraries(user: str, *names: str, extra: str) -> None:
     Args:
         user: what needs them, as the subject of the message.
         names: the packages, as they are imported.
-        extra: extra of penstock that installs them.
+        extra: extra that installs them.
 
     Raises:
         ConfigurationError: a library is not installed.
     """
     missing = [name for name in names if find_spec(name) is None]
     if missing:
-        raise ConfigurationError(f"{user} needs {', '.join(missing)}: pip install 'penstock[{extra}]'")
+        raise ConfigurationError(f"{user} needs {', '.join(missing)}: {install_command(extra)}")

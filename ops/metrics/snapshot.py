@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from importlib import metadata
 
 import msgspec
 from redis.exceptions import NoPermissionError, RedisError
@@ -21,9 +20,9 @@ from ...shared.partitions import open_dead_letter
 from ...shared.process.log import get_logger
 from ...shared.redis_access.check import info_fields
 from ...shared.shards import HOME, check_servers, make_commands, make_servers
+from ...shared.values.distribution import VERSION
 from .wanted import ServiceRate, WantedOptions, wanted_engines
 
-VERSION = metadata.version("penstock")
 log = get_logger(__name__)
 
 

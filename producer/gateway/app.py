@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +20,7 @@ from ...shared.keys import Keys
 from ...shared.process.boundary import ends_task
 from ...shared.shards import make_commands
 from ...shared.tracing.tracing import Tracing, open_tracing
+from ...shared.values.distribution import VERSION
 from .. import Client
 from ..batches import BatchStore
 from ..io_processors import IOProcessors
@@ -82,7 +82,7 @@ def build_app(
         exception_handlers={HTTPException: http_exception, Exception: any_exception},
         lifespan=parts.serve,
     )
-    app.state.openapi = msgspec.json.encode(build_openapi(OPERATIONS, metadata.version("penstock")))
+    app.state.openapi = msgspec.json.encode(build_openapi(OPERATIONS, VERSION))
     return app
 
 

@@ -53,7 +53,7 @@ class GatewaySettings(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
         fetch_images: whether https URLs of images in a body are fetched; otherwise only data URLs are accepted.
         io_processors: names of I/O processors that turn ``data`` of /pooling bodies into prompts, as for ``Client``.
         image_networks: private networks (CIDR) from which images may be fetched too; "all" for every address.
-        otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Needs the extra ``penstock[otel]``.
+        otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Needs the extra ``otel``.
 
     Raises:
         ConfigurationError: a value is invalid; the message names it.

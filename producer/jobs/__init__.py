@@ -6,13 +6,15 @@
 Needs the extra ``jobs``.
 """
 
+from ...shared.values.distribution import install_command
+
 try:
     # Imported here, to report a missing package with its remedy.
     import arq  # noqa: F401
     import httpx  # noqa: F401
     import standardwebhooks  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"penstock.producer.jobs needs {error.name}: pip install 'penstock[jobs]'") from error
+    raise ImportError(f"penstock.producer.jobs needs {error.name}: {install_command('jobs')}") from error
 
 from .context import JobContext
 from .job_set import JobSet, deserialize, serialize

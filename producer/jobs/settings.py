@@ -37,7 +37,7 @@ class JobSettings(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, forbid_
         health_check_interval_s: interval of the process's health reports.
         webhooks: how events are delivered.
         files_dir: folder of the files of batches; the default of ``BatchStore`` if None.
-        otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Needs the extra ``penstock[otel]``.
+        otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Needs the extra ``otel``.
 
     Raises:
         ConfigurationError: a value is out of range; the message names it.

@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -24,13 +23,13 @@ from ..keys import Keys
 from ..messages import WIRE_VERSION
 from ..process.log import get_logger, last_error
 from ..redis_access.link import in_parts
+from ..values.distribution import VERSION
 from .records import UNREADABLE, EngineHeartbeat, decode_record
 
 INTERVAL_S = 5.0
 TTL_MS = 16_000
 # Listing drops the ids of silent processes, and rarely one that reports at the same time.
 ENTERED_AGAIN_EVERY = 6
-VERSION = metadata.version("penstock")  # read here, since it reads files
 log = get_logger(__name__)
 # Longer than the time to live of any heartbeat or process record.
 MAX_TTL_MS = 60_000

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from redis.exceptions import RedisError
 
 from ..errors import PenstockError
+from ..values.distribution import full_version
 from ..values.names import DEFAULT_NAMESPACE, did_you_mean
 from ..values.shown import mask_text
 from .log import configure_logging
@@ -63,14 +64,22 @@ class Command:
     forwards_arguments: bool = False
 
 
-def run_program(name: str, summary: str, version: str, commands: Sequence[Command], argv: Sequence[str] | None) -> int:
+class _ShowVersion(argparse.Action):
+    """The option ``--version``; only it looks for the commit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        parser._print_message(f"{parser.prog} {full_version()}\n", sys.stdout)
+        parser.exit()
+
+
+def run_program(name: str, summary: str, commands: Sequence[Command], argv: Sequence[str] | None) -> int:
     """Parse ``argv`` (the process's arguments when None), run the command, and return the exit status.
 
     0 is success, 1 a failure with one sentence on standard error, 2 a wrong call, 130 Ctrl-C.
     """
     open_closed_streams()
     parser = Parser(prog=name, description=summary)
-    parser.add_argument("--version", action="version", version=f"{name} {version}")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show version and commit, and exit")
     _add_commands(parser, commands)
     arguments = parser.parse_args(argv)
     return run_reporting_errors(lambda: arguments.run(arguments))

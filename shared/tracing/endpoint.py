@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from urllib.parse import SplitResult, urlsplit
 
 from ..errors import ConfigurationError
+from ..values.distribution import install_command
 from ..values.shown import mask_url, shown
 
 # Path that OpenTelemetry adds to the address of a receiver.
@@ -27,7 +28,7 @@ def check_endpoint(endpoint: str) -> str:
             f"http://localhost:4318/v1/traces, got {shown(mask_url(str(endpoint)))}"
         )
     if not all(map(_is_installed, _NEEDED)):
-        raise ConfigurationError("otlp_traces_endpoint needs OpenTelemetry's exporter: pip install 'penstock[otel]'")
+        raise ConfigurationError(f"otlp_traces_endpoint needs OpenTelemetry's exporter: {install_command('otel')}")
     return parts._replace(path=_PATH).geturl() if parts.path in ("", "/") else endpoint
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from importlib import metadata
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import (
@@ -23,6 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from ..process.log import get_logger
+from ..values.distribution import VERSION
 from .endpoint import check_endpoint
 
 # A process that leaves waits so long for its last spans to be sent.
@@ -44,7 +44,7 @@ def open_provider(endpoint: str, *, service: str, instance: str = "", ids: IdGen
     Raises:
         ConfigurationError: as ``check_endpoint``.
     """
-    own = {SERVICE_NAME: service, SERVICE_VERSION: metadata.version("penstock"), SERVICE_INSTANCE_ID: instance}
+    own = {SERVICE_NAME: service, SERVICE_VERSION: VERSION, SERVICE_INSTANCE_ID: instance}
     attributes = OTELResourceDetector().detect().attributes
     resource = Resource.create({name: value for name, value in own.items() if value and name not in attributes})
     exporter = OTLPSpanExporter(endpoint=check_endpoint(endpoint))

@@ -15,7 +15,7 @@ from penstock.shared.process.command_line import Command, UsageError, format_byt
 
 
 def program(*commands: Command, argv: list[str]) -> int:
-    return run_program("prog", "A program.", "1.2.3", commands, argv)
+    return run_program("prog", "A program.", commands, argv)
 
 
 def test_nested_commands_and_their_arguments() -> None:
@@ -134,7 +134,7 @@ def test_reader_that_leaves_early_is_no_traceback() -> None:
     code = (
         "import sys; from penstock.shared.process.command_line import Command, run_program\n"
         "def run(_):\n    [print('x' * 1000) for _ in range(1000)]\n    return 0\n"
-        "sys.exit(run_program('prog', '', '', (Command('run', '', run=run),), ['run']))"
+        "sys.exit(run_program('prog', '', (Command('run', '', run=run),), ['run']))"
     )
     writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert writer.stdout is not None
@@ -164,7 +164,7 @@ def test_a_name_that_the_terminal_cannot_encode_is_written_with_escapes() -> Non
     script = (
         "from penstock.shared.process.command_line import Command, run_program\n"
         "say = Command('say', 'Say.', run=lambda _: print('m\\u00fcller\\u2028') or print('acme') or 0)\n"
-        "raise SystemExit(run_program('prog', 'A program.', '1', [say], ['say']))"
+        "raise SystemExit(run_program('prog', 'A program.', [say], ['say']))"
     )
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)

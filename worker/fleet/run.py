@@ -16,6 +16,7 @@ from ...shared.process.command_line import UsageError
 from ...shared.process.service_manager import tell_ready, tell_stopping
 from ...shared.redis_access.url import parse_pool
 from ...shared.shards import check_servers, make_commands, shards_text
+from ...shared.values.distribution import install_command
 from ...shared.values.names import check_name
 from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
@@ -50,7 +51,7 @@ def serve_fleet(settings: Settings) -> int:
     options, process = settings.make(FleetOptions), settings.fields_of(WorkerConfig)
     host, scaling = _check_options(settings, options)
     if importlib.util.find_spec("ray") is None:
-        raise ConfigurationError("--ray requires Ray, which is not installed: pip install 'penstock[ray]'")
+        raise ConfigurationError(f"--ray requires Ray, which is not installed: {install_command('ray')}")
     # Imported late, because it loads Ray, which takes long.
     from .ray_backend import GivenGroup, OwnGroups, RayBackend, connected, has_gpus
 

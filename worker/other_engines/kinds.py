@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...shared.errors import ConfigurationError
+from ...shared.values.distribution import install_command
 from ..config.engine_config import EngineConfig
 from .http.options import check_options as check_http_options
 from .vllm.options import check_options as check_vllm_options
@@ -55,7 +56,7 @@ def _check_vllm(config: EngineConfig) -> None:
     if "No module named" in lines[-1]:
         raise ConfigurationError(
             f"engine_python {python} lacks a package that a core needs: {lines[-1]}; run "
-            f"`{python} -m pip install penstock`"
+            f"`{python} -m {install_command()}`"
         )
     raise ConfigurationError(lines[-1])
 

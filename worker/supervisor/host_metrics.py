@@ -18,7 +18,6 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -31,13 +30,13 @@ from ...shared.errors import ConfigurationError, PenstockError
 from ...shared.keys import Keys
 from ...shared.metrics import Sample, engines_samples, values_of
 from ...shared.metrics.exposition import MetricNames, expose
+from ...shared.values.distribution import VERSION
 from ...shared.values.shown import shown
 from ..config.worker_config import WorkerConfig
 from .restart import Phase
 from .supervised_engine import Engine
 
 REDIS_PATIENCE_S = 2.0
-VERSION = metadata.version("penstock")  # read once, because it reads files
 
 log = structlog.get_logger()
 LOOP_PATIENCE_S = 3.0

@@ -40,6 +40,7 @@ from ....shared.errors import (
 )
 from ....shared.process.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
 from ....shared.redis_access.embedded import resolve_redis_url
+from ....shared.values.distribution import install_command
 from ...words import format_sheet, format_time
 from ..command_parts import print_json
 
@@ -254,7 +255,7 @@ def row_bar() -> Iterator[OnProgress]:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ModuleNotFoundError:
-        sys.stderr.write("for a progress bar: pip install 'penstock[cli]'\n")
+        sys.stderr.write(f"for a progress bar: {install_command('cli')}\n")
         yield lambda _: None
         return
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from importlib import metadata
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -15,6 +14,7 @@ from ....shared.deployment.presence import read_processes
 from ....shared.errors import EngineDeadError, PenstockError
 from ....shared.keys import Keys
 from ....shared.metrics.exposition import expose
+from ....shared.values.distribution import VERSION
 from ...control.deployment import count_due, jobs_findings, read_models
 from ...openai.errors import OpenAIError
 from ..http import gateway_of, json_response
@@ -79,7 +79,7 @@ async def metrics(request: Request) -> Response:
 
 async def version(_: Request) -> Response:
     """Answer GET /version."""
-    return json_response(Version(metadata.version("penstock")))
+    return json_response(Version(VERSION))
 
 
 async def openapi(request: Request) -> Response:

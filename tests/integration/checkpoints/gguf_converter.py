@@ -20,7 +20,7 @@ from .gguf_hybrids import HYBRIDS
 from .gguf_models import vocabulary
 
 # Else the tests are skipped.
-gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed: pip install 'penstock[dev]'")
+gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed: pip install 'penstock-llm[dev]'")
 CONVERSIONS = {**ATTENTION, **HYBRIDS}
 _ALL = {**CONVERSIONS, **EMBEDDERS}
 

@@ -23,7 +23,7 @@ from ...gate import Gate
 from ..supervisor.conftest import DEADLINE_S, StartedWorker, run_worker, wait_until
 from .conftest import processes_of
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock-llm[ray]'")
 # One cluster at a time: it takes most of a gigabyte.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 LONG_VARIABLE = "PENSTOCK_TEST_RAY"

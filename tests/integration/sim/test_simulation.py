@@ -168,7 +168,7 @@ def test_a_missing_library_is_told_with_the_remedy(
 ) -> None:
     monkeypatch.setattr("penstock.ops.cli.command_parts.find_spec", lambda name: None)
     assert main(["sim", "run", str(tmp_path / "none.toml")]) == 1
-    assert "pip install 'penstock[sim]'" in capsys.readouterr().err
+    assert "pip install 'penstock-llm[sim]'" in capsys.readouterr().err
 
 
 def test_a_scenario_is_compared_with_real_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

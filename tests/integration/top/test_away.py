@@ -88,4 +88,4 @@ def test_without_its_library_it_says_what_to_install(
         "penstock.ops.cli.command_parts.find_spec", lambda name: None if name == "textual" else find_spec(name)
     )
     assert penstock_cli.main(["top", "--redis-url", redis_url]) == EXIT_FAILED
-    assert "penstock top needs textual: pip install 'penstock[top]'" in capsys.readouterr().err
+    assert "penstock top needs textual: pip install 'penstock-llm[top]'" in capsys.readouterr().err

@@ -64,7 +64,7 @@ def test_without_ray_a_sentence_names_the_extra(
         return None if name == "ray" else find_spec(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without_ray)
-    assert "pip install 'penstock[ray]'" in refusal(capsys, *FLEET)
+    assert "pip install 'penstock-llm[ray]'" in refusal(capsys, *FLEET)
 
 
 def test_agents_get_the_given_options_without_the_fleets() -> None:

@@ -146,10 +146,10 @@ def test_no_command_prints_a_part_of_the_password(password: str) -> None:
     said = io.StringIO()
     stderr, sys.stderr = sys.stderr, said
     try:
-        run_program("program", "A program.", "1", commands, ["fail"])
+        run_program("program", "A program.", commands, ["fail"])
         for words in (["pass", url], [url], ["pass", f"--redis={url}"]):
             with pytest.raises(SystemExit):
-                run_program("program", "A program.", "1", commands, words)
+                run_program("program", "A program.", commands, words)
     finally:
         sys.stderr = stderr
     check_hidden(password, said.getvalue())

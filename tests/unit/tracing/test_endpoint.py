@@ -83,6 +83,6 @@ except ConfigurationError as error:
 def test_without_the_extra_only_the_option_fails_and_names_it() -> None:
     pytest.importorskip("arq")  # one of the programs is built with it
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "otlp_traces_endpoint needs OpenTelemetry's exporter: pip install 'penstock[otel]'", (
-        done.stderr
-    )
+    assert (
+        done.stdout.strip() == "otlp_traces_endpoint needs OpenTelemetry's exporter: pip install 'penstock-llm[otel]'"
+    ), done.stderr

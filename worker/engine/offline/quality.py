@@ -19,6 +19,7 @@ import msgspec
 
 from ....shared.errors import ConfigurationError, ModelLoadError
 from ....shared.process.command_line import Parser, UsageError, format_table, run_reporting_errors
+from ....shared.values.distribution import install_command
 from ...config.engine_config import EngineConfig
 from ...models.checkpoint.folder import resolve_model_folder
 
@@ -233,7 +234,7 @@ def _report_progress(sentence: str) -> None:
 
 def _print_quality(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("torch") is None:
-        raise UsageError("penstock quality computes the model, which needs torch; pip install 'penstock[worker]'")
+        raise UsageError(f"penstock quality computes the model, which needs torch; {install_command('worker')}")
     if arguments.window is not None and not 2 <= arguments.window <= _MAX_WINDOW:
         raise UsageError(f"--window must be between 2 and {_MAX_WINDOW}, got {arguments.window}")
     text, formats = _read_text(arguments.text), _formats_of(arguments)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....shared.errors import ModelLoadError
+from ....shared.values.distribution import install_command
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -252,7 +253,7 @@ def _read_tensor_head(head: _Head, path: Path) -> _TensorHead:
     if kind.name in BY_PACKAGE and find_spec("gguf") is None:
         raise ModelLoadError(
             f"{path} has {name} in {kind.name}, which the package gguf reads; install it beside the worker "
-            "(pip install 'penstock[gguf]'), or fetch the model in another type, Q4_K_M for example"
+            f"({install_command('gguf')}), or fetch the model in another type, Q4_K_M for example"
         )
     return _TensorHead(name, shape, kind, offset)
 

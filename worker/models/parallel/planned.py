@@ -17,6 +17,7 @@ import transformers
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from ....shared.errors import ConfigurationError
+from ....shared.values.distribution import install_command
 from .cut import check_shares
 from .layout import ParallelLayout
 
@@ -50,8 +51,8 @@ def planned_options(
     option = "enable_expert_parallel" if layout.is_expert_parallel else "tensor_parallel_size"
     if importlib.util.find_spec("accelerate") is None:
         raise ConfigurationError(
-            f"{option} shares {architecture} by transformers' own plan, which needs the package accelerate; install "
-            f"penstock[distributed]"
+            f"{option} shares {architecture} by transformers' own plan, which needs the package accelerate; "
+            f"{install_command('distributed')}"
         )
     if device.type == "cpu" and torch.accelerator.is_available():
         raise ConfigurationError(

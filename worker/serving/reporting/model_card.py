@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import platform
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ....shared.deployment.records import EngineSetup, ModelCard
 from ....shared.messages.core import Ready
 from ....shared.params.sampling import SamplingParams
+from ....shared.values.distribution import VERSION
 from ...config.engine_config import EngineConfig
 from ...text.tokenizer import TextCodec
 
@@ -69,7 +69,7 @@ def _setup(config: EngineConfig, ready: Ready) -> EngineSetup:
         processor=ready.processor,
         instructions=ready.instructions,
         kernel_instructions=ready.kernel_instructions,
-        versions={"python": platform.python_version(), "penstock": metadata.version("penstock"), **ready.versions},
+        versions={"python": platform.python_version(), "penstock": VERSION, **ready.versions},
         engine=ready.engine,
         resume=ready.resume,
         lora=ready.lora,
