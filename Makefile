@@ -15,7 +15,7 @@ PARTS := kernels ops producer shared worker
 SUITE = $(BIN)/python -m pytest -n $(LANES) --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos mutants models layouts portable vendor screenshots install clean test-ray
+.PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos mutants models layouts portable vendor screenshots install dist clean test-ray
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo $(if $(MODEL),--model $(MODEL))
@@ -114,10 +114,19 @@ layouts: $(VENV)/.installed
 	$(BIN)/python -m penstock.ops.lab.survey.layouts --rows build/layouts.rows --into ops/guide/ranks.md
 	rm build/layouts.rows
 
+# A source distribution and the wheel that it gives, in dist. The test installs such a wheel without a compiler first.
+# setuptools would take files into the one that its list of an earlier build names.
+dist: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -n 0 tests/integration/commands/test_wheel.py
+	rm -rf dist build penstock_llm.egg-info
+	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')" >/dev/null
+	$(PIP) wheel -q --no-deps --no-build-isolation -w dist dist/*.tar.gz
+	@ls dist
+
 install: $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) $(VERSIONS) *.egg-info build
+	rm -rf $(VENV) $(VERSIONS) *.egg-info build dist
 
 $(VENV)/.created:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Penstock needs Python 3.11 or later; set PYTHON="'

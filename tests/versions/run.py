@@ -60,13 +60,15 @@ def main() -> int:
     parser.add_argument("--only", choices=[*BY_DEFAULT, CROSSED])
     parser.add_argument("--processes", type=int, default=3, help="how many run tests at a time")
     args = parser.parse_args()
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = document["project"]
     pins = [line.strip() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     pythons = find_pythons(supported_versions(project))
     oldest, newest = pythons[0], pythons[-1]
     if len(pythons) == 1:
         print(f"Python {oldest} is the only one here that Penstock supports: both runs take it.")
     tools = [pin for pin in pins if pin.split("==")[0].lower() in TEST_TOOLS]
+    tools += document["build-system"]["requires"]  # a test builds the wheel
     ours = sorted(dependencies(project))
     without_arq = [line for line in ours if name_of(line) != ARQ]
     runs = [
