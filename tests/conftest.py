@@ -212,8 +212,8 @@ def namespace() -> str:
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A private redis-server on a unix socket, one per test process; or one that somebody else keeps."""
-    if given := os.environ.get(REDIS_URL_VARIABLE):
-        yield given
+    if address := os.environ.get(REDIS_URL_VARIABLE):
+        yield address
         return
     folder = tmp_path_factory.mktemp("redis")
     socket = folder / "redis.sock"

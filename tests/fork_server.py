@@ -85,11 +85,11 @@ def gated_methods(gate: CoreGate) -> list[tuple[Any, str, Callable[..., Any]]]:
 
     def gated_schedule(self: Any) -> Any:
         # Nobody is to wait for a turn, or for the beginning of a prompt, of those that are admitted for nothing.
-        held = [request for request in self._waiting if gate.holds(request)]
-        for request in held:
+        waiting = [request for request in self._waiting if gate.holds(request)]
+        for request in waiting:
             self._waiting.remove(request)
         output = schedule(self)
-        for request in held:
+        for request in waiting:
             self._waiting.add(request)
         work = [(request, number) for request, number in output.work() if not gate.holds(request)]
         output.requests, output.num_new_tokens = [request for request, _ in work], [number for _, number in work]

@@ -55,7 +55,7 @@ class ForkedLane:
         held: descriptors that it must not hold, for the same reason.
     """
 
-    def __init__(self, others: Sequence[ForkedLane], held: Sequence[int]) -> None:
+    def __init__(self, others: Sequence[ForkedLane], descriptors: Sequence[int]) -> None:
         (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
         self._status: int | None = None
         self.pid = os.fork()
@@ -63,7 +63,7 @@ class ForkedLane:
             for lane in others:
                 lane.stdin.close()
                 lane.stdout.close()
-            for descriptor in (ours_out, ours_in, *held):
+            for descriptor in (ours_out, ours_in, *descriptors):
                 os.close(descriptor)
             be_child(partial(_become_lane, theirs_in, theirs_out))
         os.close(theirs_in)
@@ -102,7 +102,7 @@ def _become_lane(theirs_in: int, theirs_out: int) -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
     """Called before the first lane is started, and before execnet has threads."""
-    held = serve_programs(config)
+    descriptors = serve_programs(config)
     import_tests(config)
     _read_constants()
     num_threads = len(os.listdir("/proc/self/task"))
@@ -117,7 +117,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None
     sys.stderr.flush()
     lanes: list[ForkedLane] = []
     for _ in specs:
-        lanes.append(ForkedLane(lanes, held))
+        lanes.append(ForkedLane(lanes, descriptors))
 
     class LaneIO(gateway_io.Popen2IOMaster):
         def __init__(self, args: Any, execmodel: Any) -> None:

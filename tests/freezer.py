@@ -138,10 +138,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run a command whose processes stand still at random moments.")
     parser.add_argument("--seed", type=int, default=None, help="of what is drawn (drawn itself)")
     parser.add_argument("command", nargs="+")
-    given = parser.parse_args()
+    options = parser.parse_args()
     # The terminal tells the command of Ctrl-C as well, and it is the command's to heed.
     signal.signal(signal.SIGINT, lambda *_: None)
-    return run(given.command, random.randrange(1 << 16) if given.seed is None else given.seed)
+    return run(options.command, random.randrange(1 << 16) if options.seed is None else options.seed)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ class Nearest(IOProcessor):
     async def post_process(
         self, model_output: Sequence[PoolingRequestOutput], request_id: str | None = None
     ) -> dict[str, Any]:
-        wanted, *others = model_output
-        near = [sum(map(mul, wanted.outputs.vector, other.outputs.vector)) for other in others]
+        first, *others = model_output
+        near = [sum(map(mul, first.outputs.vector, other.outputs.vector)) for other in others]
         best = max(range(len(near)), key=near.__getitem__)
         return {"name": others[best].prompt, "near": near, "of": request_id}
 
@@ -56,7 +56,7 @@ class Broken(IOProcessor):
 
     async def pre_process(self, prompt: Any, request_id: str | None = None) -> Any:
         self._told = prompt
-        return "four" if (made := self._do("pre", prompt)) is prompt else made
+        return "four" if (prompts := self._do("pre", prompt)) is prompt else prompts
 
     def post_process(self, model_output: Sequence[PoolingRequestOutput], request_id: str | None = None) -> Any:
         return self._do("post", self._told)

@@ -195,11 +195,11 @@ def picture(spans: Sequence[ReceivedSpan], width: int = 48) -> str:
 
 
 def _facts(span: ReceivedSpan) -> list[tuple[str, Any]]:
-    shown = {
+    attributes = {
         "http.response.status_code": "status",
         "penstock.attempt": "attempt",
         "penstock.attempt.outcome": "outcome",
         "penstock.attempt.first_token_index": "from token",
         "penstock.attempt.next_token_index": "to",
     }
-    return [(label, span.attributes[name]) for name, label in shown.items() if name in span.attributes]
+    return [(label, span.attributes[name]) for name, label in attributes.items() if name in span.attributes]

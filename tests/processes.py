@@ -29,11 +29,11 @@ def is_gone(process: psutil.Process) -> bool:
 
 def living(pids: Iterable[int]) -> list[psutil.Process]:
     """The processes of those ids that there are at this moment."""
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
-            found.append(psutil.Process(pid))
-    return found
+            processes.append(psutil.Process(pid))
+    return processes
 
 
 def kill_at_once(pids: Iterable[int]) -> None:

@@ -32,8 +32,8 @@ class Tired(LogitsProcessor):
     name = "tired"
 
     def apply(self, output_token_ids: Sequence[int], logits: Tensor) -> Tensor:
-        said = [*self.request.prompt_token_ids, *output_token_ids]
-        counts = torch.bincount(torch.tensor(said), minlength=len(logits)).to(logits.device)
+        tokens = [*self.request.prompt_token_ids, *output_token_ids]
+        counts = torch.bincount(torch.tensor(tokens), minlength=len(logits)).to(logits.device)
         return logits - float(self.args["by"]) * counts
 
 

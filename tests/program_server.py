@@ -145,16 +145,16 @@ class ProgramServer:
             socket.send_fds(asking.socket, [f"{asking.pid} ".encode()], [asking.pidfd])
         self._selector.register(asking.pidfd, selectors.EVENT_READ, partial(self._end, asking))
 
-    def _become_program(self, asked: _Asking) -> int:
+    def _become_program(self, request: _Asking) -> int:
         # An end of a stream is seen when its last holder has let go of it.
-        for other in self._asking - {asked}:
+        for other in self._asking - {request}:
             other.close()
-        asked.socket.close()
+        request.socket.close()
         self._listener.close()
         self._selector.close()
         os.close(self._lifeline)
-        executable, words, folder, environment, numbers = json.loads(asked.request)
-        there = dict(zip(numbers, asked.descriptors, strict=True))
+        executable, words, folder, environment, numbers = json.loads(request.request)
+        there = dict(zip(numbers, request.descriptors, strict=True))
         return become_program(executable, words, folder, environment, there)
 
     def _end(self, asking: _Asking) -> None:
@@ -191,16 +191,16 @@ def serve_programs(config: pytest.Config) -> list[int]:
     kinds = {LIGHT_PYTHON_VARIABLE: _WITHOUT_TORCH, WARM_PYTHON_VARIABLE: _WITH_TORCH}
     if config.getoption("--without-torch") or config.getoption("--fast"):
         del kinds[WARM_PYTHON_VARIABLE]
-    held: list[int] = []
+    descriptors: list[int] = []
     for variable, parts in kinds.items():
         place = Path(folder.name) / variable.lower()
         place.mkdir()
         os.environ[variable] = str(write_script(place))
-        held.append(_start(address_in(place), parts, held))
+        descriptors.append(_start(address_in(place), parts, descriptors))
     os.environ.setdefault(WARM_PYTHON_VARIABLE, os.environ[LIGHT_PYTHON_VARIABLE])
-    for descriptor in held:
+    for descriptor in descriptors:
         config.add_cleanup(partial(os.close, descriptor))
-    return held
+    return descriptors
 
 
 def _start(address: Path, parts: Sequence[str], others: Sequence[int]) -> int:
@@ -208,14 +208,14 @@ def _start(address: Path, parts: Sequence[str], others: Sequence[int]) -> int:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(address))
     listener.listen(128)
-    lifeline, held = os.pipe()
+    lifeline, write_end = os.pipe()
     if os.fork() == 0:
-        for descriptor in (held, *others):
+        for descriptor in (write_end, *others):
             os.close(descriptor)
         be_child(partial(_serve, listener, lifeline, parts))
     listener.close()
     os.close(lifeline)
-    return held
+    return write_end
 
 
 def _serve(listener: socket.socket, lifeline: int, parts: Sequence[str]) -> int:

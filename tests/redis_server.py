@@ -21,8 +21,8 @@ DEADLINE_S = 120.0
 
 def acl_version() -> RedisVersion:
     """Return the form of ACL files that the server of the tests reads."""
-    told = subprocess.run([str(find_redis_server()), "--version"], capture_output=True, text=True, check=True).stdout
-    return RedisVersion.V6_2 if " v=6." in told else RedisVersion.V7
+    result = subprocess.run([str(find_redis_server()), "--version"], capture_output=True, text=True, check=True).stdout
+    return RedisVersion.V6_2 if " v=6." in result else RedisVersion.V7
 
 
 class RedisServer:

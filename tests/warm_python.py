@@ -79,9 +79,9 @@ class WarmProgram:
         self._server.sendall(request)
         for descriptor in (nothing, theirs):
             os.close(descriptor)
-        told, (self._pidfd,), _, _ = socket.recv_fds(self._server, 16, 1)
-        self.pid = int(told.split()[0])
-        self._told, self._ending = told, threading.Lock()
+        answer, (self._pidfd,), _, _ = socket.recv_fds(self._server, 16, 1)
+        self.pid = int(answer.split()[0])
+        self._told, self._ending = answer, threading.Lock()
         self.returncode: int | None = None
 
     def poll(self) -> int | None:

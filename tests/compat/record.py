@@ -629,9 +629,9 @@ SAMPLES += [
 def main() -> None:
     """Write what is new; what is recorded stays as it is."""
     recorded = json.loads(PATH.read_text()) if PATH.exists() else []
-    known = {entry["name"] for entry in recorded}
+    names = {entry["name"] for entry in recorded}
     for name, decode_as, message in SAMPLES:
-        if name not in known:
+        if name not in names:
             fields = {field: msgspec.to_builtins(getattr(message, field)) for field in message.__struct_fields__}
             data = msgspec.msgpack.encode(message).hex()
             recorded.append(

@@ -85,15 +85,15 @@ def as_text(value: Any) -> Any:
 async def record(url: str) -> list[dict[str, Any]]:
     connection = CommandConnection(url)
     await leave_all(Broker(connection, Keys(NAMESPACE).model(MODEL)))
-    found = []
+    states = []
     for key in sorted(await connection.execute("KEYS", "*")):
         kind = (await connection.execute("TYPE", key)).decode()
         name, *rest = READ[kind]
         value = await connection.execute(name, key, *rest)
         ttl_ms = await connection.execute("PTTL", key)
-        found.append({"key": as_text(key), "kind": kind, "ttl_ms": ttl_ms, "value": as_text(value)})
+        states.append({"key": as_text(key), "kind": kind, "ttl_ms": ttl_ms, "value": as_text(value)})
     await connection.close()
-    return found
+    return states
 
 
 if __name__ == "__main__":

@@ -65,20 +65,20 @@ def test_fields_of_a_later_version_are_skipped() -> None:
 
 
 def test_a_card_of_an_earlier_worker_still_decodes() -> None:
-    written = b'{"version":1,"model":"m","architecture":"LlamaForCausalLM","max_model_len":9,"vocab_size":5}'
-    card = msgspec.json.decode(written, type=records.ModelCard)
+    data = b'{"version":1,"model":"m","architecture":"LlamaForCausalLM","max_model_len":9,"vocab_size":5}'
+    card = msgspec.json.decode(data, type=records.ModelCard)
     assert (card.model, card.max_model_len, card.eos_token_ids) == ("m", 9, [])
     assert (card.supported_tasks, card.is_tracing_enabled) == (("generate",), False)
 
 
 def test_every_command_call_and_answer_is_recorded() -> None:
     """Those travel between releases: a client may be older than the worker that it asks, or newer."""
-    known = {entry["type"] for entry in RECORDED}
+    types = {entry["type"] for entry in RECORDED}
     for union in (EngineCommand, WorkerCommand):
-        assert {kind.__name__ for kind in get_args(union)} - known == set()
+        assert {kind.__name__ for kind in get_args(union)} - types == set()
     inside = {"ControlCommand": "call", "ControlReply": "answer"}
-    told = [entry["fields"][inside[entry["type"]]] for entry in RECORDED if entry["type"] in inside]
-    tags = {value[0] for value in told if value is not None}
+    messages = [entry["fields"][inside[entry["type"]]] for entry in RECORDED if entry["type"] in inside]
+    tags = {value[0] for value in messages if value is not None}
     kinds = (*get_args(Utility), *get_args(UtilityAnswer))
     assert {kind.__struct_config__.tag for kind in kinds} - tags == set()
 
@@ -151,17 +151,17 @@ def test_stored_records_of_operators_still_decode() -> None:
 
 
 def test_a_heartbeat_of_an_earlier_engine_keeps_the_bounds_that_it_counted_by() -> None:
-    written = (
+    data = (
         b'{"worker_id":"w","engine_id":"w-0","model":"m","state":"busy","host":"h","worker_pid":1,"core_pid":2,'
         b'"stats":{"num_finished":{"stop":1},"num_prompt_tokens":8,"num_output_tokens":2,'
         b'"time_to_first_token_s":{"bounds":[0.01,0.05],"counts":[1,0,0],"sum":0.003}}}'
     )
-    beat = msgspec.json.decode(written, type=records.EngineHeartbeat)
+    beat = msgspec.json.decode(data, type=records.EngineHeartbeat)
     assert beat.stats is not None
     assert beat.stats.time_to_first_token_s == Histogram((0.01, 0.05), [1, 0, 0], 0.003)
     assert beat.stats.num_prompt_tokens_of.count == 0
-    told = {sample.spec.name: sample.value for sample in engines_samples([beat])}
-    assert told["generation_tokens"] == 2
+    samples = {sample.spec.name: sample.value for sample in engines_samples([beat])}
+    assert samples["generation_tokens"] == 2
     assert b'penstock_time_to_first_token_seconds_bucket{engine="w-0",le="0.05",model_name="m"} 1.0' in expose(
         engines_samples([beat])
     )

@@ -50,9 +50,9 @@ async def put(commands: CommandConnection, key: bytes, kind: str, value: Any, tt
 @pytest.fixture(params=RECORDED, ids=lambda path: path.stem)
 async def broker(request: pytest.FixtureRequest, commands: CommandConnection, namespace: str) -> Broker:
     """Over a Redis that holds what was recorded, in a namespace of the test's own."""
-    for found in json.loads(request.param.read_text()):
-        key = found["key"].replace("recorded:", f"{namespace}:", 1).encode()
-        await put(commands, key, found["kind"], found["value"], found["ttl_ms"])
+    for state in json.loads(request.param.read_text()):
+        key = state["key"].replace("recorded:", f"{namespace}:", 1).encode()
+        await put(commands, key, state["kind"], state["value"], state["ttl_ms"])
     return Broker(commands, Keys(namespace).model("m"))
 
 
@@ -62,8 +62,8 @@ async def claim_all(broker: Broker) -> dict[str, Claim]:
     Rooms of engines of 0.1 are in no sum, so the first claim after the death of one makes the sums anew.
     """
     claims = (await broker.claim("new", EngineCapacity(max_num_seqs=9))).claims
-    known = {(claim.request_id, claim.epoch) for claim in claims}
-    if unseen := [held for held in await broker.claims("new") if held not in known]:
+    claim_ids = {(claim.request_id, claim.epoch) for claim in claims}
+    if unseen := [entry for entry in await broker.claims("new") if entry not in claim_ids]:
         assert await broker.release(unseen) == len(unseen)
         room = EngineCapacity(max_num_seqs=9, num_seqs=len(claims))
         claims += (await broker.claim("new", room)).claims

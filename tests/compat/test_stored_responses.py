@@ -28,9 +28,14 @@ def test_a_record_of_version_1_asks_for_the_same() -> None:
     assert (params.max_tokens, params.temperature, params.top_p, params.seed, params.logprobs) == (9, 0.5, 0.9, 7, 2)
     assert chat.style.call_id("r", 0, 0)
     response = msgspec.to_builtins(new_response(record))
-    given = ("id", "created_at", "status", "background", "metadata", "instructions", "previous_response_id")
-    assert [response[name] for name in given] == [
-        *("resp_00112233445566778899aabbccddeeff", 1795329488, "queued", True, {"k": "v"}, "be brief"),
+    names = ("id", "created_at", "status", "background", "metadata", "instructions", "previous_response_id")
+    assert [response[name] for name in names] == [
+        "resp_00112233445566778899aabbccddeeff",
+        1795329488,
+        "queued",
+        True,
+        {"k": "v"},
+        "be brief",
         "resp_ffeeddccbbaa99887766554433221100",
     ]
     assert response["tools"][0]["name"] == "weather"

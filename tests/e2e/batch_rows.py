@@ -20,16 +20,16 @@ async def answers_of_batch(
     """Run a batch to its end; the response of each row by its ``custom_id``, of those that failed as well."""
     async with BatchStore(url, folder) as store:
         file = await store.files.create(_lines(endpoint, bodies), filename="in.jsonl")
-        made = await store.create(input_file_id=file.id, endpoint=endpoint)
-        ended = await run_batch(client, store, made.id)
+        batch = await store.create(input_file_id=file.id, endpoint=endpoint)
+        ended = await run_batch(client, store, batch.id)
         assert ended.status is BatchStatus.COMPLETED
-        found: dict[str, Any] = {}
+        responses: dict[str, Any] = {}
         for file_id in (ended.output_file_id, ended.error_file_id):
             if file_id is not None:
                 content = b"".join([chunk async for chunk in store.files.content(file_id)])
                 rows = [msgspec.json.decode(line) for line in content.splitlines()]
-                found |= {row["custom_id"]: row["response"] for row in rows}
-        return found
+                responses |= {row["custom_id"]: row["response"] for row in rows}
+        return responses
 
 
 async def _lines(endpoint: str, bodies: dict[str, dict[str, Any]]) -> AsyncIterator[bytes]:

@@ -39,12 +39,12 @@ async def client(stack: LocalStack) -> AsyncIterator[Client]:
 
 
 async def test_each_answers_in_its_style_in_one_batch(client: Client) -> None:
-    asked = [(style, question) for style in ("demo", *STYLES) for question in QUESTIONS]
+    cases = [(style, question) for style in ("demo", *STYLES) for question in QUESTIONS]
     outputs = await asyncio.gather(
-        *(client.generate(question.prompt, GREEDY, model=style) for style, question in asked)
+        *(client.generate(question.prompt, GREEDY, model=style) for style, question in cases)
     )
-    wanted = [question.answer if style == "demo" else STYLES[style](question) for style, question in asked]
-    assert [output.outputs[0].text.strip() for output in outputs] == wanted
+    expected = [question.answer if style == "demo" else STYLES[style](question) for style, question in cases]
+    assert [output.outputs[0].text.strip() for output in outputs] == expected
 
 
 async def test_a_row_of_a_batch_has_the_adapter_that_it_names(
@@ -55,9 +55,9 @@ async def test_a_row_of_a_batch_has_the_adapter_that_it_names(
             question.prompt: {"model": style, "prompt": question.prompt, "temperature": 0, "max_tokens": LIMIT}
             for question in QUESTIONS
         }
-        found = await answers_of_batch(client, stack.url, tmp_path / style, COMPLETIONS, bodies)
+        answers = await answers_of_batch(client, stack.url, tmp_path / style, COMPLETIONS, bodies)
         for question in QUESTIONS:
-            body = found[question.prompt]["body"]
+            body = answers[question.prompt]["body"]
             assert body["model"] == style
             assert body["choices"][0]["text"].strip() == (
                 question.answer if style == "demo" else STYLES[style](question)
@@ -71,7 +71,7 @@ async def test_a_search_ends_with_the_adapter_that_it_began_with(
     (question,) = QUESTIONS[:1]
     params = BeamSearchParams(beam_width=2, max_tokens=LIMIT)
     await client.add_lora("moving", ADAPTERS / "digits")
-    (wanted,) = await client.beam_search(question.prompt, params, model="digits")
+    (expected,) = await client.beam_search(question.prompt, params, model="digits")
     generate, num_calls = client.generate, itertools.count()
 
     async def generate_and_move(*args: Any, **options: Any) -> Any:
@@ -80,10 +80,10 @@ async def test_a_search_ends_with_the_adapter_that_it_began_with(
         return await generate(*args, **options)
 
     monkeypatch.setattr(client, "generate", generate_and_move)
-    (found,) = await client.beam_search(question.prompt, params, model="moving")
+    (beam,) = await client.beam_search(question.prompt, params, model="moving")
     assert next(num_calls) > 4
-    assert [one.tokens for one in found.sequences] == [one.tokens for one in wanted.sequences]
-    assert found.sequences[0].text.strip() == STYLES["digits"](question)
+    assert [one.tokens for one in beam.sequences] == [one.tokens for one in expected.sequences]
+    assert beam.sequences[0].text.strip() == STYLES["digits"](question)
 
 
 def test_a_list_of_llm_has_one_for_all_or_one_each(client: Client, stack: LocalStack) -> None:
@@ -91,8 +91,10 @@ def test_a_list_of_llm_has_one_for_all_or_one_each(client: Client, stack: LocalS
     styles = ["loud", None, "digits"]
     with LLM(stack.url) as llm:
         outputs = llm.generate(prompts, GREEDY, lora_request=styles)
-        wanted = [q.answer if style is None else STYLES[style](q) for style, q in zip(styles, QUESTIONS, strict=False)]
-        assert [output.text.strip() for output in outputs] == wanted
+        expected = [
+            q.answer if style is None else STYLES[style](q) for style, q in zip(styles, QUESTIONS, strict=False)
+        ]
+        assert [output.text.strip() for output in outputs] == expected
         outputs = llm.generate(prompts, GREEDY, lora_request="digits")
         assert [output.text.strip() for output in outputs] == [STYLES["digits"](q) for q in QUESTIONS[:3]]
         with pytest.raises(ValidationError, match=r"lora_request must be one or as many as the prompts \(3\), got 2"):

@@ -56,8 +56,8 @@ def test_the_client_works_next_to_folders_of_the_same_names(installed: Path, tmp
     prologue = f"import sys; sys.path[:0] = [{str(app)!r}, {str(installed)!r}]; sys.path.append({libraries!r})"
     script = f"exec(open({str(app / 'main.py')!r}).read())"
     code = f"{prologue}; sys.argv = ['main.py', {redis_url!r}, {namespace!r}]; {script}"
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=app, check=False)
-    assert done.stdout.strip() == "cancelled", done.stderr
+    result = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=app, check=False)
+    assert result.stdout.strip() == "cancelled", result.stderr
 
 
 def test_the_wheel_adds_one_name_only(installed: Path) -> None:

@@ -131,10 +131,10 @@ async def test_every_query_of_a_board_has_values(
             async with httpx.AsyncClient(base_url=gateway.base_url, timeout=120) as user:
                 await user.get("/v1/models")
             try:
-                found = {query: await _values(http, query) for query in sorted(unanswered)}
+                results = {query: await _values(http, query) for query in sorted(unanswered)}
             except httpx.TransportError:
                 continue  # it is not there yet
-            unanswered = {query for query, values in found.items() if not any(map(math.isfinite, values))}
+            unanswered = {query for query, values in results.items() if not any(map(math.isfinite, values))}
         for query in queries:
             await _values(http, query)
 

@@ -60,8 +60,8 @@ def expected(deployment: LocalStack) -> list[int]:
 
 
 async def outputs(client: Client, prompt: Any, **params: Any) -> list[RequestOutput]:
-    asked = SamplingParams(n=2, seed=3, temperature=1.0, max_tokens=40, ignore_eos=True, logprobs=1, **params)
-    return [output async for output in client.stream_outputs(prompt, asked)]
+    sampling = SamplingParams(n=2, seed=3, temperature=1.0, max_tokens=40, ignore_eos=True, logprobs=1, **params)
+    return [output async for output in client.stream_outputs(prompt, sampling)]
 
 
 async def test_outputs_of_each_kind_are_those_that_generate_gives(client: Client) -> None:
@@ -121,9 +121,9 @@ async def test_a_pause_that_aborts_and_clears(client: Client, gate: Gate, expect
         async with asyncio.timeout(120):
             await following.task
         assert [delta.finish_reason for delta in following.deltas if delta.finished] == ["abort"]
-        got = [token_id for delta in following.deltas for token_id in delta.token_ids]
-        assert 0 < len(got) < len(expected)
-        assert got == expected[: len(got)]
+        token_ids = [token_id for delta in following.deltas for token_id in delta.token_ids]
+        assert 0 < len(token_ids) < len(expected)
+        assert token_ids == expected[: len(token_ids)]
         waiting = asyncio.create_task(client.generate("spell 7:", GREEDY))
     finally:
         await client.resume_generation()

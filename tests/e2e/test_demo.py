@@ -16,28 +16,28 @@ from penstock.ops.demo.pretrained import SMOLLM2
 
 def carrying(mark: str) -> set[int]:
     """Processes that inherited the environment variable ``mark``: all that the demo started, and no other test's."""
-    found = set()
+    words = set()
     for process in psutil.process_iter():
         try:
             if mark in process.environ():
-                found.add(process.pid)
+                words.add(process.pid)
         except psutil.Error:
             continue  # ended meanwhile, or a zombie, which has no environment
-    return found
+    return words
 
 
 def test_demo_answers_right_and_leaves_nothing_behind() -> None:
     mark = f"PENSTOCK_TEST_{uuid.uuid4().hex}"
     command = [sys.executable, "-m", "penstock.ops.cli", "demo", "--questions", "24", "--concurrency", "8"]
-    done = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, timeout=500, check=False, env={**os.environ, mark: "1"}
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "TTFT" in done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "TTFT" in result.stdout
     for style in ("demo", "digits", "downwards", "loud"):
-        assert done.stdout.count(f"✓ {style}") == 3, done.stdout
-    assert "tokens/s" in done.stdout
-    numbers = [line.split("]")[0].strip("[ ") for line in done.stdout.splitlines() if "] …" in line]
+        assert result.stdout.count(f"✓ {style}") == 3, result.stdout
+    assert "tokens/s" in result.stdout
+    numbers = [line.split("]")[0].strip("[ ") for line in result.stdout.splitlines() if "] …" in line]
     switches = sum(a != b for a, b in itertools.pairwise(numbers))
     assert switches > len(numbers) / 4, "the answers do not interleave"
     assert not carrying(mark)
@@ -47,12 +47,12 @@ def test_demo_answers_right_and_leaves_nothing_behind() -> None:
 def test_demo_of_a_pretrained_model_outlives_its_engine() -> None:
     mark = f"PENSTOCK_TEST_{uuid.uuid4().hex}"
     command = [sys.executable, "-m", "penstock.ops.cli", "demo", "--model", "smollm2"]
-    done = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, timeout=500, check=False, env={**os.environ, mark: "1"}
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "kill -9 of the engine after" in done.stdout
-    assert "3 of 3 texts are equal" in done.stdout
-    assert '"age": 34' in done.stdout
-    assert max(map(len, done.stdout.splitlines()[:-1])) <= 80
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "kill -9 of the engine after" in result.stdout
+    assert "3 of 3 texts are equal" in result.stdout
+    assert '"age": 34' in result.stdout
+    assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
     assert not carrying(mark)

@@ -97,11 +97,11 @@ async def test_abort_ends_running_requests_with_their_output(awake: Client, gate
     async with asyncio.timeout(120):
         await following.task
     assert [delta.finish_reason for delta in following.deltas if delta.finished] == ["abort"]
-    got = [token_id for delta in following.deltas for token_id in delta.token_ids]
-    assert 0 < len(got) < NUM_TOKENS
-    assert got == expected[: len(got)]
+    token_ids = [token_id for delta in following.deltas for token_id in delta.token_ids]
+    assert 0 < len(token_ids) < NUM_TOKENS
+    assert token_ids == expected[: len(token_ids)]
     assert following.deltas[-1].usage is not None
-    assert following.deltas[-1].usage.num_output_tokens == len(got)
+    assert following.deltas[-1].usage.num_output_tokens == len(token_ids)
 
 
 async def test_calls_that_touch_no_request_while_one_runs(

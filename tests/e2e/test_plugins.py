@@ -57,8 +57,8 @@ async def test_requests_choose_processors_by_name(stack: LocalStack) -> None:
         assert [engine.setup.scheduling_policy for engine in await client.engines() if engine.setup] == ["shortest"]
         plain = await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=16))
         banned = plain.outputs[0].token_ids[:3]
-        wanted = processors.wanting(ban={"token_ids": banned})
-        output = await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=16, extra_args=wanted))
+        choice = processors.wanting(ban={"token_ids": banned})
+        output = await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=16, extra_args=choice))
         assert not set(output.outputs[0].token_ids) & set(banned)
         with pytest.raises(errors.UnsupportedParameterError, match="those there are: ban, broken"):
             await client.submit(COUNT, SamplingParams(extra_args=processors.wanting(other={})))
@@ -77,13 +77,13 @@ async def test_a_response_chooses_them_by_the_field_of_vllm(stack: LocalStack) -
         responses = Responses(client, commands, Keys(), ModelParsers(client, ParserChoice()), result_ttl_s=60)
 
         async def answered(**fields: Any) -> str:
-            asked = {"model": "demo", "input": COUNT, "temperature": 0, "max_output_tokens": 8, **fields}
-            return text_of(await responses.answer(await responses.prepare("default", decode(RESPONSES, asked).body)))
+            body = {"model": "demo", "input": COUNT, "temperature": 0, "max_output_tokens": 8, **fields}
+            return text_of(await responses.answer(await responses.prepare("default", decode(RESPONSES, body).body)))
 
         plain = await answered()
         banned = (await client.tokenize(plain)).token_ids
-        wanted = processors.wanting(ban={"token_ids": banned})
-        assert plain != await answered(vllm_xargs=wanted)
+        choice = processors.wanting(ban={"token_ids": banned})
+        assert plain != await answered(vllm_xargs=choice)
         assert plain == await answered()
         with pytest.raises(OpenAIError, match="no processor 'other'; those there are: ban, broken") as caught:
             await answered(vllm_xargs=processors.wanting(other={}))

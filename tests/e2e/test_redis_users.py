@@ -71,8 +71,8 @@ class Users:
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
     secrets = tmp_path_factory.mktemp("made") / "secrets"
-    made = run_command("redis", "users", str(secrets), "--redis-version", acl_version())
-    assert made.returncode == 0, made.stderr
+    result = run_command("redis", "users", str(secrets), "--redis-version", acl_version())
+    assert result.returncode == 0, result.stderr
     acl = secrets / "users.acl"
     # One that may look at what was denied.
     acl.write_text(f"{acl.read_text()}user judge on nopass ~* &* +@all\n")
@@ -106,8 +106,8 @@ def test_the_contract_of_the_broker_holds_for_a_worker(users: Users) -> None:
     tests = ["test_states.py", "test_deaths.py", "test_input.py", "claims/test_waves.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not on_cluster"]
     command += [f"tests/integration/broker/{name}" for name in tests]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-3000:]
     assert [entry for entry in users.denied() if not entry["object"].startswith("client")] == []
 
 
@@ -185,7 +185,11 @@ def is_permitted(client: redis.Redis, *command: str) -> bool:
 def test_which_channels_a_role_may_use(users: Users, role: Role, database: int) -> None:
     """Commands to supervisors are those of operators, whom workers hear. No role hears other namespaces."""
     models, workers = ({role}, {Role.WORKER, Role.OPERATOR})
-    for channel, allowed in ((MODEL.wake, models), (KEYS.worker_commands("w"), workers), ("other:{m}:wake", {*()})):
+    for channel, allowed in (
+        (MODEL.wake, models),
+        (KEYS.worker_commands("w"), workers),
+        ("other:{m}:wake", set[str]()),
+    ):
         name = channel_in(database, channel)
         with redis.Redis.from_url(users.url(role)) as client:
             assert is_permitted(client, "PUBLISH", name, "x") is (role in allowed), name

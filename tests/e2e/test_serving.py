@@ -49,25 +49,25 @@ async def test_text_token_ids_and_messages_ask_the_same(client: Client) -> None:
 
 async def test_of_a_prompt_that_is_cut_the_last_tokens_are_answered(client: Client) -> None:
     """In whatever form it comes, and whoever says so; resumed or repeated, the request is the same."""
-    told = await client.tokenize(COUNT)
-    noise = [token_id for token_id in told.token_ids for _ in range(60)] * 8
-    plain = await client.generate(told.token_ids, GREEDY)
+    tokenized = await client.tokenize(COUNT)
+    noise = [token_id for token_id in tokenized.token_ids for _ in range(60)] * 8
+    plain = await client.generate(tokenized.token_ids, GREEDY)
     with pytest.raises(errors.PromptTooLongError, match=r"max_model_len of .demo. is 2048"):
-        await client.generate([*noise, *told.token_ids], GREEDY)
-    cut = msgspec.structs.replace(GREEDY, truncate_prompt_tokens=len(told.token_ids))
-    kwargs = {"truncation": True, "max_length": len(told.token_ids)}
+        await client.generate([*noise, *tokenized.token_ids], GREEDY)
+    cut = msgspec.structs.replace(GREEDY, truncate_prompt_tokens=len(tokenized.token_ids))
+    kwargs = {"truncation": True, "max_length": len(tokenized.token_ids)}
     filled = "spell 12: " * 700 + COUNT
     for prompt, params, options in (
-        ([*noise, *told.token_ids], cut, {}),
-        ([*noise, *told.token_ids], GREEDY, kwargs),
+        ([*noise, *tokenized.token_ids], cut, {}),
+        ([*noise, *tokenized.token_ids], GREEDY, kwargs),
         (filled, cut, {}),
     ):
         output = await client.generate(prompt, params, tokenization_kwargs=options)
         assert output.outputs[0].token_ids == plain.outputs[0].token_ids
         assert output.usage is not None
-        assert output.usage.num_prompt_tokens == len(told.token_ids)
+        assert output.usage.num_prompt_tokens == len(tokenized.token_ids)
     fits = msgspec.structs.replace(GREEDY, truncate_prompt_tokens=-1)
-    output = await client.generate([*noise, *told.token_ids], fits)
+    output = await client.generate([*noise, *tokenized.token_ids], fits)
     assert output.usage is not None
     assert output.usage.num_prompt_tokens == 2048 - 64
     with pytest.raises(errors.ValidationError, match=r"truncate_prompt_tokens must be at most max_model_len \(2048\)"):
@@ -206,6 +206,6 @@ async def heartbeat(commands: CommandConnection) -> EngineHeartbeat:
 
 async def lasting_keys(commands: CommandConnection) -> list[bytes]:
     """Keys of single requests that Redis would keep for ever."""
-    found = await commands.execute("KEYS", Keys().model("demo").request("*"))
-    found += await commands.execute("KEYS", Keys().model("demo").log("*"))
-    return [key for key in found if await commands.execute("PTTL", key) == -1]
+    keys = await commands.execute("KEYS", Keys().model("demo").request("*"))
+    keys += await commands.execute("KEYS", Keys().model("demo").log("*"))
+    return [key for key in keys if await commands.execute("PTTL", key) == -1]

@@ -130,8 +130,8 @@ async def test_the_engine_writes_the_history_and_its_supervisor_marks_it_alive(
     assert sum(point.tenants["default"].tokens_out for point in points if "default" in point.tenants) >= 20
     assert [event.kind.value for event in await client.history("counted")] == ["queued", "claimed", "finished"]
     connection = CommandConnection(deployment.url)
-    found = await read_deployment(connection, Keys())
+    state = await read_deployment(connection, Keys())
     await connection.close()
-    (supervisor,) = [process for process in found.processes if process.kind == "supervisor"]
+    (supervisor,) = [process for process in state.processes if process.kind == "supervisor"]
     assert supervisor.options["worker"] == (await client.engines("demo"))[0].worker_id
-    assert not [finding for finding in found.findings if finding.code == "no_engine"]
+    assert not [finding for finding in state.findings if finding.code == "no_engine"]

@@ -145,8 +145,8 @@ async def test_many_conversations_during_plain_requests(client: Client) -> None:
         return segments([delta async for delta in client.stream(each(*chunks), SEEDED)])
 
     crowd = [client.generate("spell 12:", plain) for _ in range(20)]
-    found, _ = await asyncio.gather(asyncio.gather(*map(converse, all_chunks)), asyncio.gather(*crowd))
-    assert found == [await one_by_one(client, SEEDED, chunks) for chunks in all_chunks]
+    conversations, _ = await asyncio.gather(asyncio.gather(*map(converse, all_chunks)), asyncio.gather(*crowd))
+    assert conversations == [await one_by_one(client, SEEDED, chunks) for chunks in all_chunks]
 
 
 async def test_a_chunk_that_fills_the_context_ends_the_request_and_keeps_its_output(client: Client) -> None:
@@ -163,10 +163,11 @@ async def test_a_chunk_that_fills_the_context_ends_the_request_and_keeps_its_out
 
 
 @pytest.mark.parametrize(
-    ("chunk", "said"), [(InputChunk(), "chunk 1 .* neither"), (InputChunk(prompt_token_ids=[10**6]), "holds 1000000")]
+    ("chunk", "message"),
+    [(InputChunk(), "chunk 1 .* neither"), (InputChunk(prompt_token_ids=[10**6]), "holds 1000000")],
 )
 async def test_a_chunk_that_only_the_engine_finds_wrong_ends_the_request(
-    client: Client, chunk: InputChunk, said: str
+    client: Client, chunk: InputChunk, message: str
 ) -> None:
     async with client.converse(GREEDY) as conversation:
         await conversation.send(CHUNKS[0])
@@ -174,7 +175,7 @@ async def test_a_chunk_that_only_the_engine_finds_wrong_ends_the_request(
         answer = [delta async for delta in conversation.segment()]
         extend = (await client._requests.broker("demo").find(conversation.request_id)).input.extend
         await extend(conversation.request_id, 1, chunk)
-        with pytest.raises(errors.ValidationError, match=said):
+        with pytest.raises(errors.ValidationError, match=message):
             await anext(conversation)
         with pytest.raises(errors.InputClosedError, match="has ended"):
             await extend(conversation.request_id, 2, InputChunk(prompt="more"))

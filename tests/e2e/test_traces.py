@@ -150,15 +150,15 @@ async def test_unsampled_requests_have_no_spans_and_requests_without_a_trace_get
 
 def check_end(attempt: ReceivedSpan, answer: dict[str, Any]) -> None:
     """What OpenTelemetry and vLLM call things, on the attempt that brought the request to its end."""
-    told = attempt.attributes
-    assert told["gen_ai.operation.name"] == "chat"
-    assert (told["gen_ai.request.model"], told["gen_ai.response.model"]) == ("demo", "demo")
-    assert (told["gen_ai.request.max_tokens"], told["gen_ai.request.temperature"]) == (NUM_TOKENS, 0.0)
-    assert told["gen_ai.request.id"] == answer["id"]
-    assert told["gen_ai.response.finish_reasons"] == ["length"]
-    assert told["gen_ai.usage.output_tokens"] == told["gen_ai.usage.completion_tokens"] == NUM_TOKENS
-    assert told["gen_ai.usage.input_tokens"] == told["gen_ai.usage.prompt_tokens"] > 0
-    assert 0 < told["gen_ai.latency.time_to_first_token"] < told["gen_ai.latency.e2e"]
+    attributes = attempt.attributes
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert (attributes["gen_ai.request.model"], attributes["gen_ai.response.model"]) == ("demo", "demo")
+    assert (attributes["gen_ai.request.max_tokens"], attributes["gen_ai.request.temperature"]) == (NUM_TOKENS, 0.0)
+    assert attributes["gen_ai.request.id"] == answer["id"]
+    assert attributes["gen_ai.response.finish_reasons"] == ["length"]
+    assert attributes["gen_ai.usage.output_tokens"] == attributes["gen_ai.usage.completion_tokens"] == NUM_TOKENS
+    assert attributes["gen_ai.usage.input_tokens"] == attributes["gen_ai.usage.prompt_tokens"] > 0
+    assert 0 < attributes["gen_ai.latency.time_to_first_token"] < attributes["gen_ai.latency.e2e"]
 
 
 async def test_spans_record_requeued_and_cancelled_requests(
@@ -175,7 +175,7 @@ async def test_spans_record_requeued_and_cancelled_requests(
         await asyncio.to_thread(receiver.wait, lambda: names(receiver, trace_id).count("attempt") == 2)
         one, two = named(receiver.trace(trace_id), "attempt")
         assert (one.attributes["penstock.attempt.outcome"], one.is_error) == ("handed_back", False)
-        assert [(span_id, told["penstock.attempt.outcome"]) for _, span_id, told in two.links] == [
+        assert [(span_id, attributes["penstock.attempt.outcome"]) for _, span_id, attributes in two.links] == [
             (one.span_id, "handed_back")
         ]
         await client.wake_up()

@@ -45,8 +45,8 @@ def _installed_python() -> str:
     python = ROOT / ".bench-peers" / "vllm" / "bin" / "python"
     if not python.exists():
         return ""
-    found = subprocess.run([python, "-c", "import structlog"], capture_output=True, check=False)
-    return str(python) if found.returncode == 0 else ""
+    result = subprocess.run([python, "-c", "import structlog"], capture_output=True, check=False)
+    return str(python) if result.returncode == 0 else ""
 
 
 @pytest.fixture(scope="session")

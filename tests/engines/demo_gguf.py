@@ -33,16 +33,16 @@ def write_demo(path: Path) -> Path:
 
 
 def _vocabulary() -> dict[str, object]:
-    told = json.loads((MODEL / "tokenizer.json").read_text())
-    tokens = sorted(told["model"]["vocab"], key=told["model"]["vocab"].__getitem__)
-    special = {token["content"] for token in told["added_tokens"]}
+    tokenizer = json.loads((MODEL / "tokenizer.json").read_text())
+    tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
+    special = {token["content"] for token in tokenizer["added_tokens"]}
     return {
         "tokenizer.ggml.model": "gpt2",
         # How text is cut before it is encoded: of no account here, where the worker encodes.
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [_CONTROL if token in special else _NORMAL for token in tokens],
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in told["model"]["merges"]],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in tokenizer["model"]["merges"]],
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.padding_token_id": 0,

@@ -110,9 +110,9 @@ def _json(**values: Any) -> SamplingParams:
 @pytest.mark.parametrize("name", ASKED)
 async def test_tokens_are_its_own(client: Client, deployment: Deployment, codec: TextCodec, name: str) -> None:
     ours, its = ASKED[name]
-    told = await asyncio.gather(*(client.generate(prompt, _params(**ours)) for prompt in PROMPTS))
+    outputs = await asyncio.gather(*(client.generate(prompt, _params(**ours)) for prompt in PROMPTS))
     async with httpx.AsyncClient(base_url=deployment.server_url, trust_env=False, timeout=300) as server:
-        for prompt, request in zip(PROMPTS, told, strict=True):
+        for prompt, request in zip(PROMPTS, outputs, strict=True):
             body = {"prompt": codec.encode(prompt), "n_predict": LONG, "temperature": 0.0, "ignore_eos": True}
             body |= {"return_tokens": True, "samplers": ["penalties", "top_k", "temperature"], **its}
             own = (await server.post("/completion", json=body)).raise_for_status().json()
@@ -174,10 +174,10 @@ async def test_an_abort_frees_its_slot(client: Client, deployment: Deployment) -
 @pytest.mark.parametrize("death", ["core", "server"])
 async def test_a_death_in_mid_stream(client: Client, deployment: Deployment, death: str) -> None:
     """No gap, no repeat, one end, the same tokens; a core that is killed takes the server that it started with it."""
-    asked = [_params(max_tokens=200), _params(max_tokens=150), _json(max_tokens=300)]
-    whole = [(await client.generate(PROMPTS[0], params)).outputs[0] for params in asked]
+    cases = [_params(max_tokens=200), _params(max_tokens=150), _json(max_tokens=300)]
+    whole = [(await client.generate(PROMPTS[0], params)).outputs[0] for params in cases]
     deployment.relay.hold_at(HELD_BYTES)
-    watched = [Watched(client.stream(PROMPTS[0], params)) for params in asked]
+    watched = [Watched(client.stream(PROMPTS[0], params)) for params in cases]
     await until(lambda: all(one.num_tokens >= 5 for one in watched[:2]))
     (before,) = await client.engines()
     (server,) = deployment.servers()

@@ -70,8 +70,8 @@ def own_answers(
     output = tmp_path_factory.mktemp("own") / "answers.json"
     work = {"model": str(MODEL), "requests": requests, "output": str(output)}
     script = Path(__file__).parent / "vllm_own.py"
-    done = subprocess.run([vllm_python, str(script)], input=json.dumps(work), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    result = subprocess.run([vllm_python, str(script)], input=json.dumps(work), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
     answers = json.loads(output.read_text())
     num = len(PROMPTS)
     return {name: answers[place * num : (place + 1) * num] for place, name in enumerate(ASKED)}
@@ -79,8 +79,8 @@ def own_answers(
 
 @pytest.mark.parametrize("name", ASKED)
 async def test_tokens_are_vllms_own(client: Client, own_answers: Answers, name: str) -> None:
-    told = await asyncio.gather(*(client.generate(prompt, _params(ASKED[name])) for prompt in PROMPTS))
-    for request, own in zip(told, own_answers[name], strict=True):
+    outputs = await asyncio.gather(*(client.generate(prompt, _params(ASKED[name])) for prompt in PROMPTS))
+    for request, own in zip(outputs, own_answers[name], strict=True):
         (output,) = request.outputs
         assert output.token_ids == own["token_ids"]
         assert (output.text, str(output.finish_reason)) == (own["text"], own["finish_reason"])
@@ -101,10 +101,10 @@ async def test_stop_strings_are_ours(client: Client) -> None:
 
 
 async def test_prompt_logprobs_arrive_with_the_first_token(client: Client, codec: TextCodec) -> None:
-    told = await client.generate(PROMPTS[0], _params(ASKED["greedy"], prompt_logprobs=1, max_tokens=2))
+    output = await client.generate(PROMPTS[0], _params(ASKED["greedy"], prompt_logprobs=1, max_tokens=2))
     token_ids = codec.encode(PROMPTS[0])
-    assert told.prompt_logprobs is not None
-    assert [None if p is None else p.token_id for p in told.prompt_logprobs][1:] == token_ids[1:]
+    assert output.prompt_logprobs is not None
+    assert [None if p is None else p.token_id for p in output.prompt_logprobs][1:] == token_ids[1:]
 
 
 async def test_requests_that_vllm_cannot_serve_are_refused(client: Client) -> None:
@@ -189,10 +189,10 @@ async def test_a_batch_that_raises_is_blamed_on_one(client: Client, gate: Gate) 
 
 async def test_requests_of_a_killed_core_are_resumed(client: Client, vllm_stack: LocalStack, gate: Gate) -> None:
     """kill -9 of the core in mid-stream: no gap, no repeat, and greedy ones (with a grammar, too) end as they would."""
-    asked = [_params(ASKED["greedy"]), _params(ASKED["structured"]), _params(ASKED["seeded"])]
-    whole = [(await client.generate(PROMPTS[0], params)).outputs[0] for params in asked[:2]]
+    cases = [_params(ASKED["greedy"]), _params(ASKED["structured"]), _params(ASKED["seeded"])]
+    whole = [(await client.generate(PROMPTS[0], params)).outputs[0] for params in cases[:2]]
     gate.hold_at(24)
-    followed = [Followed(client.stream(PROMPTS[0], params), 5) for params in asked]
+    followed = [Followed(client.stream(PROMPTS[0], params), 5) for params in cases]
     await asyncio.wait_for(asyncio.gather(*(one.has_begun.wait() for one in followed)), 60)
     (engine,) = await client.engines()
     num_restarts = engine.num_restarts
@@ -235,7 +235,7 @@ def test_an_engine_that_cannot_start_gives_a_reason(tmp_path: Path) -> None:
     python.chmod(0o755)
     command = [sys.executable, "-m", "penstock.worker.cli", "start", "--model", str(MODEL), "--device", "cpu"]
     command += ["--engine", "vllm", "--engine-python", str(python)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "lacks a package that a core needs" in done.stderr
-    assert "Traceback" not in done.stderr
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert "lacks a package that a core needs" in result.stderr
+    assert "Traceback" not in result.stderr

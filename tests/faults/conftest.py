@@ -35,8 +35,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             for worker in stack.workers[:1]:  # all write one file
                 # Every few seconds, as long as a test waits: they would be all that is told.
                 lines = [line for line in worker.log.splitlines() if '"engine_stats"' not in line][-_NUM_LINES_TOLD:]
-                told = "\n".join(line[:_MAX_CHARS_OF_LINE] for line in lines)
-                report.sections.append(("the last lines of its workers", told))
+                text = "\n".join(line[:_MAX_CHARS_OF_LINE] for line in lines)
+                report.sections.append(("the last lines of its workers", text))
     return report
 
 

@@ -97,8 +97,8 @@ def command(tmp_path: Path) -> Iterator[Callable[[LocalStack, str], Command]]:
 async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit status and what was said on standard error."""
     async with asyncio.timeout(100):
-        _, said = await asyncio.to_thread(process.communicate)
-    return process.returncode, said
+        _, printed = await asyncio.to_thread(process.communicate)
+    return process.returncode, printed
 
 
 async def test_rows_survive_every_death_and_a_runner_that_wakes_up(
@@ -138,9 +138,9 @@ async def test_rows_survive_every_death_and_a_runner_that_wakes_up(
     other = await asyncio.to_thread(stale.start)
     await stale.has_done(10, 1)
     sleeper.send_signal(signal.SIGCONT)
-    status, said = await ended(sleeper)
+    status, printed = await ended(sleeper)
     assert status == 1
-    assert "taken over by another" in said
+    assert "taken over by another" in printed
     gate.open()
     await ended(other)
     stale.check()

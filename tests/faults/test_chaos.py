@@ -17,8 +17,8 @@ def run_chaos(tmp_path: Path, num_requests: int, num_events: int, *options: str,
     command = [sys.executable, "-m", "penstock.ops.cli", "chaos", "--requests", str(num_requests)]
     command += ["--events", str(num_events), "--interval-tokens", str(interval_tokens)]
     command += ["--json", str(report_path), "--log", str(log_path)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
+    result = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr[-4000:]}"
     report = msgspec.json.decode(report_path.read_bytes())
     assert report["verdict"]["num_requests"] >= num_requests
     assert sum(report["events"].values()) >= num_events

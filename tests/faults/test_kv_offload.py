@@ -19,12 +19,12 @@ from .watching import beating, busiest, finish, start_streams, until
 @pytest.mark.parametrize("role", ["core", "worker"])
 async def test_offloaded_generations_are_loaded_and_resume(start: Start, gate: Gate, role: str, tmp_path: Path) -> None:
     """kill -9 in the middle: callers see the same tokens, and most of what they had is not computed again."""
-    kept = tmp_path / "kept"
-    stack = await start(1, "--deterministic", "--kv-offload-dir", str(kept))
+    folder = tmp_path / "kept"
+    stack = await start(1, "--deterministic", "--kv-offload-dir", str(folder))
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate)
         # Each has begun, so its prompt at least is on its way to the folder.
-        await until(lambda: any(kept.glob("blocks/*/*/*.kv")), what="nothing is written")
+        await until(lambda: any(folder.glob("blocks/*/*/*.kv")), what="nothing is written")
         beat = await busiest(stack.url)
         os.kill(getattr(beat, f"{role}_pid"), signal.SIGKILL)
         await finish(watched, whole, gate)

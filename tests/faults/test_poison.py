@@ -86,9 +86,9 @@ async def test_max_deliveries_and_the_dead_command(start_faulty: Start, capsys: 
             with pytest.raises(PoisonRequestError):
                 await client.generate(f"{PROMPT} {ABORT}", PARAMS, request_id="p1")
             assert "p1" in await asyncio.to_thread(dead, "list")
-            shown = await asyncio.to_thread(dead, "show", "p1")
-            assert "SIGABRT" in shown
-            assert PROMPT in shown
+            output = await asyncio.to_thread(dead, "show", "p1")
+            assert "SIGABRT" in output
+            assert PROMPT in output
             await asyncio.to_thread(dead, "replay", "p1")
             with pytest.raises(PoisonRequestError):
                 await (await client.handle("p1")).result()

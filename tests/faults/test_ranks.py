@@ -75,8 +75,8 @@ async def test_two_ranks_make_the_tokens_of_one(start: Start, gate: Gate) -> Non
     await asyncio.to_thread(alone.stop)
     stack = await start(1, *RANKS)
     async with Client.connect(stack.url) as client:
-        found = await undisturbed(client)
-    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
+        outputs = await undisturbed(client)
+    assert [answer.token_ids for answer in outputs] == [answer.token_ids for answer in expected]
     (beat,) = await beating(stack.url, 1)
     core, *others = pids_of(beat)
     assert core == beat.core_pid

@@ -44,10 +44,10 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights") / "other"
     shutil.copytree(MODEL, folder)
     generator = torch.Generator().manual_seed(3)
-    held = load_file(MODEL / "model.safetensors")
+    weights = load_file(MODEL / "model.safetensors")
     changed = {
         name: tensor + tensor.std() * torch.randn(tensor.shape, generator=generator) if tensor.ndim > 1 else tensor
-        for name, tensor in held.items()
+        for name, tensor in weights.items()
     }
     save_file(changed, folder / "model.safetensors", {"format": "pt"})
     return folder
@@ -58,8 +58,8 @@ def by_transformers(folder: Path, token_ids: list[int], num_tokens: int) -> list
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     # As ``ignore_eos``: it ends nothing, and may come.
     model.generation_config.eos_token_id = None
-    made = model.generate(torch.tensor([token_ids]), do_sample=False, max_new_tokens=num_tokens)
-    return made[0, len(token_ids) :].tolist()
+    generated_ids = model.generate(torch.tensor([token_ids]), do_sample=False, max_new_tokens=num_tokens)
+    return generated_ids[0, len(token_ids) :].tolist()
 
 
 def versions(watched: Watched) -> list[str]:
@@ -113,8 +113,8 @@ async def test_running_requests_resume_with_new_weights_after_their_last_token(
         assert not any(one.task.done() for one in watched)
         gate.open()
         await asyncio.gather(*(one.task for one in watched))
-        kept = list(whole.token_ids[:num_before])
-        expected = kept + by_transformers(other, prompt + kept, LONG - num_before)
+        token_ids = list(whole.token_ids[:num_before])
+        expected = token_ids + by_transformers(other, prompt + token_ids, LONG - num_before)
         assert expected != list(whole.token_ids)
         for one in watched:
             assert [token_id for delta in one.deltas for token_id in delta.token_ids] == expected

@@ -27,10 +27,10 @@ async def read_segment(conversation: Conversation, deltas: list[Delta]) -> None:
         deltas.append(delta)  # noqa: PERF401  # each as it comes: the test looks at them meanwhile
 
 
-async def kill_in_the_middle(url: str, role: str, seen: list[list[Delta]]) -> None:
+async def kill_in_the_middle(url: str, role: str, outputs: list[list[Delta]]) -> None:
     """kill -9 of what runs the segments, once one of them has made a few tokens; the gate lets none end before."""
-    num_before = seen[0][-1].next_index
-    await until(lambda: any(deltas[-1].next_index > num_before + 5 for deltas in seen), what="no segment starts")
+    num_before = outputs[0][-1].next_index
+    await until(lambda: any(deltas[-1].next_index > num_before + 5 for deltas in outputs), what="no segment starts")
     await kill(getattr(await busiest(url), f"{role}_pid"))
 
 
@@ -72,20 +72,20 @@ async def test_conversations_outlive_every_engine_they_meet(start: Start, gate: 
     async with Client.connect(stack.url) as client, asyncio.timeout(100), AsyncExitStack() as opened:
         wholes = [await undisturbed(client, params) for params in (GREEDY, SEEDED)]
         pair = [await opened.enter_async_context(client.converse(params)) for params in (GREEDY, SEEDED)]
-        seen: list[list[Delta]] = [[], []]
+        outputs: list[list[Delta]] = [[], []]
         for number, chunk in enumerate(CHUNKS):
             if number in (1, 2):
                 gate.hold_at(NUM_TOKENS - 1)
             for conversation in pair:
                 await conversation.send(chunk, OWN.get(number))
-            reading = [asyncio.create_task(read_segment(*both)) for both in zip(pair, seen, strict=True)]
+            reading = [asyncio.create_task(read_segment(*both)) for both in zip(pair, outputs, strict=True)]
             if number in (1, 2):
-                await kill_in_the_middle(stack.url, "core" if number == 1 else "worker", seen)
+                await kill_in_the_middle(stack.url, "core" if number == 1 else "worker", outputs)
                 gate.open()
             await asyncio.gather(*reading)
             if number == 0:  # nobody holds the requests now
                 await kill((await beating(stack.url, 2))[0].core_pid)
-        for conversation, deltas in zip(pair, seen, strict=True):
+        for conversation, deltas in zip(pair, outputs, strict=True):
             await conversation.close_input()
             deltas += [delta async for delta in conversation]
-    assert [told(deltas) for deltas in seen] == [told(deltas) for deltas in wholes]
+    assert [told(deltas) for deltas in outputs] == [told(deltas) for deltas in wholes]

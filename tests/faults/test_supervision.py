@@ -137,13 +137,13 @@ async def running_client(url: str) -> AsyncIterator[tuple[asyncio.subprocess.Pro
 def check_lines(lines: list[bytes], num_tokens: int) -> None:
     """Each token once and in order, and one end."""
     records = [line.split() for line in lines]
-    seen = 0
+    position = 0
     for record in records:
         is_last = record is records[-1]
-        assert int(record[0]) == seen
-        seen += len(record) - (2 if is_last else 1)
+        assert int(record[0]) == position
+        position += len(record) - (2 if is_last else 1)
         assert record[-1].isdigit() is not is_last
-    assert seen == num_tokens
+    assert position == num_tokens
     assert records[-1][-1] == b"length"
 
 

@@ -53,13 +53,13 @@ async def test_generations_resume_at_the_next_worker_without_gap_or_repeat(
     async with Client.connect(stack.url) as client:
         undisturbed = [(await client.generate(PROMPT, params)).outputs[0] for params in PARAMS]
         gate.hold_at(NUM_TOKENS - 1)
-        seen: list[list[Delta]] = [[] for _ in PARAMS]
+        outputs: list[list[Delta]] = [[] for _ in PARAMS]
         running = [
             asyncio.create_task(collect(client.stream(PROMPT, params), into))
-            for params, into in zip(PARAMS, seen, strict=True)
+            for params, into in zip(PARAMS, outputs, strict=True)
         ]
         async with asyncio.timeout(150):
-            while any(not deltas or deltas[-1].next_index < 20 for deltas in seen):
+            while any(not deltas or deltas[-1].next_index < 20 for deltas in outputs):
                 await asyncio.sleep(0.005)
         await end(stack)
         await asyncio.to_thread(stack.stop_worker)
@@ -67,7 +67,7 @@ async def test_generations_resume_at_the_next_worker_without_gap_or_repeat(
         await asyncio.to_thread(stack.start_worker)
         async with asyncio.timeout(150):
             await asyncio.gather(*running)
-    for deltas, whole in zip(seen, undisturbed, strict=True):
+    for deltas, whole in zip(outputs, undisturbed, strict=True):
         indexes = [delta.index + i for delta in deltas for i in range(len(delta.token_ids))]
         assert indexes == list(range(NUM_TOKENS))
         assert [delta.finish_reason for delta in deltas if delta.finished] == ["length"]

@@ -148,9 +148,9 @@ async def busiest(url: str) -> EngineHeartbeat:
     try:
         while True:
             beats = await read_heartbeats(commands.execute, Keys())
-            held = {beat.engine_id: len(await broker.claims(beat.engine_id)) for beat in beats}
-            best = max(living_engines(beats), key=lambda beat: held[beat.engine_id], default=None)
-            if best is not None and (held[best.engine_id] or not any(held.values())):
+            num_claims = {beat.engine_id: len(await broker.claims(beat.engine_id)) for beat in beats}
+            best = max(living_engines(beats), key=lambda beat: num_claims[beat.engine_id], default=None)
+            if best is not None and (num_claims[best.engine_id] or not any(num_claims.values())):
                 return best
             assert time.monotonic() < give_up_at, "no living engine holds the requests"
             await asyncio.sleep(0.01)

@@ -136,8 +136,8 @@ def test_a_process_waits_for_a_library_that_another_compiles(tmp_path: Path, mon
     monkeypatch.setenv("CXX", str(compiler))
     with ThreadPoolExecutor() as threads:
         first = threads.submit(build, tmp_path / "kept")
-        with begun.open() as said:
-            assert said.readline() == "begun\n"
+        with begun.open() as log:
+            assert log.readline() == "begun\n"
             second = threads.submit(build, tmp_path / "kept")
             with go.open("w") as gate:
                 # A line for each, if both compile.

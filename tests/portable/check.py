@@ -64,14 +64,14 @@ def _check_arm() -> bool:
 
 
 def _agrees(march: str, name: str, expected: list[str], folder: Path, emulator: str) -> bool:
-    found = _run_driver(folder / name, _ARM_COMPILER, march, [emulator, "-cpu", "max", "-L", _ARM_ROOT])
-    wrong = [] if found[:1] == [f"instructions {name}"] else [f"{found[:1]} instead of the instructions {name}"]
-    wrong += [] if len(found) == len(expected) else [f"{len(found)} lines instead of {len(expected)}: {found[-1:]}"]
-    for line, wanted in zip(found[1:], expected[1:], strict=False):
-        difference = _difference(line, wanted)
+    lines = _run_driver(folder / name, _ARM_COMPILER, march, [emulator, "-cpu", "max", "-L", _ARM_ROOT])
+    wrong = [] if lines[:1] == [f"instructions {name}"] else [f"{lines[:1]} instead of the instructions {name}"]
+    wrong += [] if len(lines) == len(expected) else [f"{len(lines)} lines instead of {len(expected)}: {lines[-1:]}"]
+    for line, expected_line in zip(lines[1:], expected[1:], strict=False):
+        difference = _difference(line, expected_line)
         if difference:
             wrong.append(difference)
-    print(f"Arm, {march}: {len(found)} results" + "".join(f"\n  {problem}" for problem in wrong))
+    print(f"Arm, {march}: {len(lines)} results" + "".join(f"\n  {problem}" for problem in wrong))
     return not wrong
 
 
@@ -92,18 +92,18 @@ def _run_driver(program: Path, compiler: str, march: str, emulator: list[str]) -
     ]
     linked = [str(library), f"-Wl,-rpath,{library.parent}", "-pthread"]
     subprocess.run([compiler, *options, str(_DRIVER), *linked, "-o", str(program)], check=True)
-    done = subprocess.run([*emulator, str(program)], stdout=subprocess.PIPE, text=True, check=False)
-    return [*done.stdout.splitlines(), *([f"ended with {done.returncode}"] if done.returncode else [])]
+    result = subprocess.run([*emulator, str(program)], stdout=subprocess.PIPE, text=True, check=False)
+    return [*result.stdout.splitlines(), *([f"ended with {result.returncode}"] if result.returncode else [])]
 
 
-def _difference(line: str, wanted: str) -> str:
-    (how, dtype, name, *numbers), expected = line.split(), wanted.split()
+def _difference(line: str, expected_line: str) -> str:
+    (how, dtype, name, *numbers), expected = line.split(), expected_line.split()
     if [how, dtype, name] != expected[:3] or len(numbers) != len(expected) - 3:
-        return f"{line[:60]} instead of {wanted[:60]}"
+        return f"{line[:60]} instead of {expected_line[:60]}"
     if how == "same":
-        return "" if line == wanted else f"{dtype} {name}: other numbers"
-    found, truth = [float(number) for number in numbers], [float(number) for number in expected[3:]]
-    relative = math.dist(found, truth) / math.hypot(*truth)
+        return "" if line == expected_line else f"{dtype} {name}: other numbers"
+    values, truth = [float(number) for number in numbers], [float(number) for number in expected[3:]]
+    relative = math.dist(values, truth) / math.hypot(*truth)
     return "" if relative <= _BOUNDS[dtype] else f"{dtype} {name}: differs by {relative:.2g}"
 
 

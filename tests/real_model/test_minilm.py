@@ -31,7 +31,7 @@ def embeddings_by_transformers(folder: Path, prompts: list[list[int]]) -> np.nda
 def test_embeddings_are_those_of_transformers(minilm: Path) -> None:
     codec = TextCodec.load(minilm)
     prompts = [codec.encode(sentence) for sentence in SENTENCES]
-    found: dict[str, np.ndarray] = {}
+    vectors: dict[str, np.ndarray] = {}
     with engine_of(minilm, dtype="float32") as engine:
         for index, token_ids in enumerate(prompts):
             request = EngineCoreRequest(
@@ -41,8 +41,8 @@ def test_embeddings_are_those_of_transformers(minilm: Path) -> None:
         while engine.core.has_work:
             for output in engine.core.step_fn():
                 assert output.pooled is not None, output.error
-                found[output.request_id] = np.frombuffer(output.pooled.data, "<f4")
-    ours = np.stack([found[str(index)] for index in range(len(prompts))])
+                vectors[output.request_id] = np.frombuffer(output.pooled.data, "<f4")
+    ours = np.stack([vectors[str(index)] for index in range(len(prompts))])
     assert ours == pytest.approx(embeddings_by_transformers(minilm, prompts), abs=1e-5)
     # The first two pairs of sentences say the same.
     likeness = ours @ ours.T

@@ -19,30 +19,30 @@ def program(*commands: Command, argv: list[str]) -> int:
 
 
 def test_nested_commands_and_their_arguments() -> None:
-    seen: list[str] = []
+    levels: list[str] = []
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--word")
 
     def say(arguments: argparse.Namespace) -> int:
-        seen.append(arguments.word)
+        levels.append(arguments.word)
         return 7
 
     group = Command("group", "A group.", subcommands=(Command("say", "Say.", run=say, add_arguments=add_arguments),))
     assert program(group, argv=["group", "say", "--word", "hello"]) == 7
-    assert seen == ["hello"]
+    assert levels == ["hello"]
 
 
 @pytest.mark.parametrize("rest", [["--help"], ["start", "--gpus", "0,1", "--", "-x"], []])
 def test_forwarded_arguments_are_left_alone(rest: list[str]) -> None:
-    seen: list[list[str]] = []
+    calls: list[list[str]] = []
 
     def forward(arguments: argparse.Namespace) -> int:
-        seen.append(arguments.rest)
+        calls.append(arguments.rest)
         return 0
 
     assert program(Command("to", "Forward.", run=forward, forwards_arguments=True), argv=["to", *rest]) == 0
-    assert seen == [rest]
+    assert calls == [rest]
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_errors_end_in_a_sentence(error: Exception, status: int, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "sentence"),
     [("it ended:\nTraceback\n  last words\n", "Traceback\n  last words\nerror: it ended:\n"), ("", "error: E\n")],
 )
-def test_the_last_line_is_the_sentence(message: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_line_is_the_sentence(message: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     class E(ConfigurationError):
         pass
 
@@ -68,7 +68,7 @@ def test_the_last_line_is_the_sentence(message: str, said: str, capsys: pytest.C
         raise E(message)
 
     assert program(Command("fail", "Fail.", run=fail), argv=["fail"]) == 1
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == sentence
 
 
 def test_interrupt_is_no_traceback() -> None:

@@ -24,11 +24,11 @@ def test_the_program_of_the_environment_has_precedence(monkeypatch: pytest.Monke
 
 
 def test_a_programs_version_is_queried_once_per_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program, asked = fake_server(tmp_path, "Redis server v=7.2.4 sha=00000000:0"), tmp_path / "asked"
-    program.write_text(f"{program.read_text()}echo >> {asked}\n")
+    program, log = fake_server(tmp_path, "Redis server v=7.2.4 sha=00000000:0"), tmp_path / "asked"
+    program.write_text(f"{program.read_text()}echo >> {log}\n")
     monkeypatch.setenv("PENSTOCK_REDIS_SERVER", str(program))
     assert find_redis_server() == find_redis_server() == program
-    assert asked.read_text() == "\n"
+    assert log.read_text() == "\n"
     fake_server(tmp_path, "Redis server v=6.0.16 sha=00000000:0")
     with pytest.raises(ConfigurationError, match=r"has version 6\.0"):
         find_redis_server()

@@ -127,9 +127,9 @@ def token(index: int, *, end: FinishReason | None = None) -> Delta:
 
 async def test_a_merged_stream_has_every_delta_of_every_child_in_its_order() -> None:
     sources = [Source().put(*map(token, range(k)), token(k, end=FinishReason.LENGTH)) for k in (3, 0, 5)]
-    got = [delta async for delta in merge([source.stream() for source in sources])]
+    deltas = [delta async for delta in merge([source.stream() for source in sources])]
     for child, num in enumerate((4, 1, 6)):
-        mine = [delta for delta in got if delta.child == child]
+        mine = [delta for delta in deltas if delta.child == child]
         assert [delta.index for delta in mine] == list(range(num))
         assert [delta.finished for delta in mine] == [False] * (num - 1) + [True]
     assert all(source.is_closed for source in sources)

@@ -59,13 +59,13 @@ def test_the_engine_s_tests_that_want_a_gpu_are_run_and_counted(tmp_path: Path) 
     path = tmp_path / "test_it.py"
     marked = "import pytest\n\n@pytest.mark.gpu\n@pytest.mark.parametrize('found', [1, 2])\n"
     path.write_text(f"{marked}def test_it(found):\n    assert found == 1\n\ndef test_other():\n    assert False\n")
-    found = check_engine(replace(full_plan("cuda"), engine_tests=(path,)), tmp_path, 240.0)
-    assert {name: found[name] for name in ("error", "passed", "failed")} == {
+    results = check_engine(replace(full_plan("cuda"), engine_tests=(path,)), tmp_path, 240.0)
+    assert {name: results[name] for name in ("error", "passed", "failed")} == {
         "error": "1 tests failed",
         "passed": 1,
         "failed": 1,
     }
-    assert any("test_it[2]" in line for line in lines_of("engine-tests", {**found, "seconds": 1.0}))
+    assert any("test_it[2]" in line for line in lines_of("engine-tests", {**results, "seconds": 1.0}))
 
 
 def test_the_engine_s_gpu_tests_are_collected() -> None:
@@ -75,14 +75,14 @@ def test_the_engine_s_gpu_tests_are_collected() -> None:
 
 
 def test_a_part_that_fails_costs_its_own_row_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     output = tmp_path / "found.json"
 
     def failing(_: Path, limit_s: float) -> dict[str, Any]:
         raise PartFailedError(f"gone within {limit_s > 0}")
 
     def mistaken(_: Path, limit_s: float) -> dict[str, Any]:
-        written.append(json.loads(output.read_text()))
+        reports.append(json.loads(output.read_text()))
         raise KeyError("rows")
 
     def well(_: Path, limit_s: float) -> dict[str, Any]:
@@ -90,16 +90,16 @@ def test_a_part_that_fails_costs_its_own_row_alone(tmp_path: Path, capsys: pytes
 
     parts = {"correctness": failing, "kernels": well, "transformers tiny": mistaken, "engine tiny": well}
     assert run_parts(quick_plan("cpu"), parts, ABOUT, tmp_path, output) == 1
-    found = json.loads(output.read_text())
-    assert list(written[0]["parts"]) == ["correctness", "kernels"]
-    errors = {name: part["error"] for name, part in found["parts"].items()}
+    results = json.loads(output.read_text())
+    assert list(reports[0]["parts"]) == ["correctness", "kernels"]
+    errors = {name: part["error"] for name, part in results["parts"].items()}
     assert errors == {
         "correctness": "gone within True",
         "kernels": None,
         "transformers tiny": "KeyError: 'rows'",
         "engine tiny": "missing here: msgspec",
     }
-    assert {goal["state"] for goal in found["goals"]} == {"not measured"}  # a quick run meets nothing
+    assert {goal["state"] for goal in results["goals"]} == {"not measured"}  # a quick run meets nothing
     assert "rms_norm T=1" in capsys.readouterr().out
 
 
@@ -117,43 +117,43 @@ def test_without_a_gpu_the_check_fails_and_names_the_cause(
 def test_kernels_behind_one_that_loses_the_device_or_hangs_are_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[list[str]] = []
+    calls: list[list[str]] = []
 
     def bench(command: list[str], log: Path, limit_s: float) -> Ended:
         """``b`` loses the device, so ``c`` gets nothing of that process; ``d`` hangs."""
         kernels = command[command.index("--only") + 1].split(",")
-        asked.append(kernels)
+        calls.append(kernels)
         errors = {"b": "RuntimeError: CUDA error: an illegal memory access"}
         if "b" in kernels:
             errors["c"] = "RuntimeError: CUDA error: again"
-        done = kernels[: kernels.index("d")] if "d" in kernels else kernels
-        rows = [kernel_row(kernel, error=errors.get(kernel)) for kernel in done]
-        written = {"rows": rows, "roofline": ROOFLINE, "kernels": done}
-        Path(command[command.index("--json") + 1]).write_text(json.dumps(written))
+        finished = kernels[: kernels.index("d")] if "d" in kernels else kernels
+        rows = [kernel_row(kernel, error=errors.get(kernel)) for kernel in finished]
+        report = {"rows": rows, "roofline": ROOFLINE, "kernels": finished}
+        Path(command[command.index("--json") + 1]).write_text(json.dumps(report))
         return Ended("not done within 9 s: d", "d") if "d" in kernels else Ended("", "")
 
     monkeypatch.setattr("penstock.ops.lab.gpu_check.kernel_times.run_program", bench)
     plan = quick_plan("cpu")
     object.__setattr__(plan, "kernels", ("a", "b", "c", "d", "e"))
-    found = time_kernels(plan, tmp_path, 100.0)
-    assert asked == [["a", "b", "c", "d", "e"], ["c", "d", "e"], ["e"]]
-    told = {row["kernel"]: row["error"] for row in found["rows"]}
-    assert (told["a"], told["c"], told["e"]) == (None, None, None)
-    assert "illegal" in told["b"]
-    assert told["d"] == "not done within 9 s: d"
-    assert found["error"] == "without a time or with a wrong result: b, d"
+    results = time_kernels(plan, tmp_path, 100.0)
+    assert calls == [["a", "b", "c", "d", "e"], ["c", "d", "e"], ["e"]]
+    errors_by_kernel = {row["kernel"]: row["error"] for row in results["rows"]}
+    assert (errors_by_kernel["a"], errors_by_kernel["c"], errors_by_kernel["e"]) == (None, None, None)
+    assert "illegal" in errors_by_kernel["b"]
+    assert errors_by_kernel["d"] == "not done within 9 s: d"
+    assert results["error"] == "without a time or with a wrong result: b, d"
 
 
 def test_decode_is_timed_while_all_decode() -> None:
     # The second request has its first token at 5, the first its last at 9; one step of those between took longer.
     times = [[1.0, 2.0, 5.0, 6.0, 7.0, 8.5, 9.0], [5.0, 6.0, 7.0, 8.5, 9.0, 10.0, 11.0]]
     steps = [[2, 1, 9, 1, 1.0, 1.0, 1.0], [2, 0, 0, 2, 0.1, 0.7, 0.2], [2, 0, 0, 2]]
-    found = decode_figures({"token_times_s": times, "steps": steps}, 10)
-    assert (found["batch"], found["num_steps"]) == (2, 4)
-    assert found["ms_per_step"] == pytest.approx(1000)
-    assert found["mean_ms_per_step"] == pytest.approx(1000)
-    assert found["context_tokens"] == pytest.approx(10 + (5 + 3) / 2)
-    assert found["host_share"] == pytest.approx((0.3 + 0.0) / 2)
+    figures = decode_figures({"token_times_s": times, "steps": steps}, 10)
+    assert (figures["batch"], figures["num_steps"]) == (2, 4)
+    assert figures["ms_per_step"] == pytest.approx(1000)
+    assert figures["mean_ms_per_step"] == pytest.approx(1000)
+    assert figures["context_tokens"] == pytest.approx(10 + (5 + 3) / 2)
+    assert figures["host_share"] == pytest.approx((0.3 + 0.0) / 2)
 
 
 def test_decode_without_such_a_time_is_refused() -> None:
@@ -163,9 +163,9 @@ def test_decode_without_such_a_time_is_refused() -> None:
 
 def test_serving_and_prefill() -> None:
     phase = {"token_times_s": [[1.0, 2.0, 4.0], [3.0]], "sent_s": [0.0, 1.0], "wall_s": 4.0}
-    found = serving_figures({**phase, "output_token_ids": [[1, 2, 3], [4]]})
-    assert (found["tokens_per_s"], found["ttft_p50_ms"], found["ttft_p99_ms"]) == (1.0, 1000.0, 2000.0)
-    assert (found["itl_p50_ms"], found["itl_p99_ms"]) == (1000.0, 2000.0)
+    figures = serving_figures({**phase, "output_token_ids": [[1, 2, 3], [4]]})
+    assert (figures["tokens_per_s"], figures["ttft_p50_ms"], figures["ttft_p99_ms"]) == (1.0, 1000.0, 2000.0)
+    assert (figures["itl_p50_ms"], figures["itl_p99_ms"]) == (1000.0, 2000.0)
     assert prefill_figures(phase, 3000) == {"num_tokens": 3000, "ms": 1500.0, "tokens_per_s": 2000.0}
 
 

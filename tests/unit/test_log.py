@@ -76,12 +76,12 @@ def test_traceback_without_local_variables(fmt: str) -> None:
 
 
 def test_an_event_is_a_name_for_programs_and_words_for_people() -> None:
-    for fmt, told in (("json", '"engine_ready"'), ("pretty", "engine ready")):
+    for fmt, expected in (("json", '"engine_ready"'), ("pretty", "engine ready")):
         out = io.StringIO()
         configure_logging("info", fmt, out)
         structlog.get_logger("penstock.test").info("engine_ready", model="my_model")
         logging.getLogger("other").info("my_file.py was read_again")
-        assert told in out.getvalue()
+        assert expected in out.getvalue()
         assert "my_model" in out.getvalue()
         assert "my_file.py was read_again" in out.getvalue()
 

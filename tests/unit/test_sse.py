@@ -207,10 +207,10 @@ async def test_as_an_iterator_it_is_silent_for_no_longer_than_it_should_be() -> 
     events.coming.put_nowait(b"data: x\n\n")
     assert b"data: x\n\n" in [await anext(stream) for _ in range(3)]
     events.coming.put_nowait(RuntimeError("bug"))
-    told = await anext(stream)
-    while told == COMMENT:
-        told = await anext(stream)
-    assert b"internal_error" in told
+    event = await anext(stream)
+    while event == COMMENT:
+        event = await anext(stream)
+    assert b"internal_error" in event
     with pytest.raises(RuntimeError):
         await anext(stream)
     assert events.closed

@@ -23,7 +23,13 @@ EXTRAS = ("fast", "worker", "cli", "jobs", "gateway", "dashboard", "top", "sim",
 # Gigabytes, or of no use without them.
 NEEDS_TORCH = {"torch", "transformers", "safetensors", "xgrammar"}
 TEST_TOOLS = (
-    *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "blockbuster", "hypothesis", "openai"),
+    "pytest",
+    "pytest-asyncio",
+    "pytest-timeout",
+    "pytest-xdist",
+    "blockbuster",
+    "hypothesis",
+    "openai",
     "numpy",  # comes with torch elsewhere
     "anyio",
 )
@@ -108,8 +114,8 @@ def find_python(version: tuple[int, int]) -> Python | None:
 
 def says_version(path: str | Path) -> str:
     """Return what an interpreter says of itself; nothing if it does not run, as pyenv's stand-ins, or lacks venv."""
-    asked = [path, "-c", "import sys, venv, ensurepip; print(sys.version_info[:2])"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    command = [path, "-c", "import sys, venv, ensurepip; print(sys.version_info[:2])"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def dependencies(project: dict) -> Iterator[str]:
@@ -150,9 +156,9 @@ def run_tests(run: Run, folder: Path, pins: list[str], num_processes: int) -> in
 
 def install(run: Run, folder: Path, program: Path, pins: list[str]) -> bool:
     """Make the environment, unless it stands; "newest" is what was newest when it was made."""
-    wanted = hashlib.sha256("\n".join([run.python.path, *run.requirements]).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join([run.python.path, *run.requirements]).encode()).hexdigest()
     stamp = folder / ".installed"
-    if stamp.exists() and stamp.read_text() == wanted:
+    if stamp.exists() and stamp.read_text() == digest:
         return True
     print(f"installing {run.name} for Python {run.python} into {folder}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -172,7 +178,7 @@ def install(run: Run, folder: Path, program: Path, pins: list[str]) -> bool:
         if not has_redis_server(program):
             print("there is no redis-server here: install one, or name it in PENSTOCK_REDIS_SERVER", flush=True)
             return False
-    stamp.write_text(wanted)
+    stamp.write_text(digest)
     return True
 
 

@@ -191,7 +191,7 @@ def test_every_page_loads_fits_its_window_and_axe_finds_nothing_serious(visit: V
     operators.submit("of-acme", tenant="acme")
     paths = [page.path + QUERIES.get(page.name, "") for page in SIMPLE]
     paths += ["/request?model=demo&id=of-acme", "/parked?model=poisoned&id=for-axe"]
-    found = []
+    problems = []
     for path in paths:
         visit.open(path)
         assert "Penstock" in visit.page.title()
@@ -204,12 +204,12 @@ def test_every_page_loads_fits_its_window_and_axe_finds_nothing_serious(visit: V
         for scheme in ("light", "dark"):
             visit.page.emulate_media(color_scheme=scheme)
             violations = visit.page.evaluate("axe.run().then(result => result.violations)")
-            found += [
+            problems += [
                 (path, scheme, one["id"], [node["html"] for node in one["nodes"]])
                 for one in violations
                 if one["impact"] in ("serious", "critical")
             ]
-    assert found == [], json.dumps(found, indent=1)
+    assert problems == [], json.dumps(problems, indent=1)
 
 
 def test_figures_move_while_requests_run(visit: Visit, operators: Operators, gate: Gate) -> None:
@@ -221,14 +221,14 @@ def test_figures_move_while_requests_run(visit: Visit, operators: Operators, gat
     visit.expect("[data-figure=running]", "1")
     visit.open("/request?model=demo&id=moves")
     visit.expect("[data-figure=tokens]", "5")
-    held = visit.page.locator("#output").inner_text()
+    output = visit.page.locator("#output").inner_text()
     visit.page.evaluate("window.isTheSamePage = true")
     gate.open()
     visit.expect("[data-figure=state]", "finished")
     visit.expect("[data-figure=tokens]", "40")
     whole = visit.page.locator("#output").inner_text()
-    assert len(whole) > len(held)
-    assert whole.startswith(held)
+    assert len(whole) > len(output)
+    assert whole.startswith(output)
     timeline = visit.page.locator(".timeline li")
     playwright.expect(timeline).to_have_count(3)
     playwright.expect(timeline.last).to_contain_text("Finished")

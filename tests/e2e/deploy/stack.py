@@ -49,7 +49,7 @@ class ComposeStack:
         self.ports: dict[str, int] = dict(zip(names, free_ports(len(names)), strict=True))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._managers: dict[str, socket.socket] = {}
-        made = subprocess.run(
+        result = subprocess.run(
             [
                 *_program("penstock"),
                 "redis",
@@ -64,7 +64,7 @@ class ComposeStack:
             text=True,
             check=False,
         )
-        assert made.returncode == 0, made.stderr
+        assert result.returncode == 0, result.stderr
         acl = self.secrets / "users.acl"
         # One that may look at what was denied to the others.
         acl.write_text(f"{acl.read_text()}user judge on nopass ~* &* +@all\n")
@@ -72,10 +72,10 @@ class ComposeStack:
 
     def start(self) -> None:
         """Start all services and wait until each is healthy."""
-        told = {name: service for name, service in services().items() if name not in FOREIGN}
-        self._start("redis", told.pop("redis"))
+        own_services = {name: service for name, service in services().items() if name not in FOREIGN}
+        self._start("redis", own_services.pop("redis"))
         self._wait("redis", self.judge.ping)
-        for name, service in told.items():
+        for name, service in own_services.items():
             if "profiles" not in service:
                 self._start(name, service)
         ready = {"worker": "/readyz", "gateway": "/ready", "dashboard": "/login", "metrics": "/readyz"}
@@ -97,11 +97,11 @@ class ComposeStack:
     def run(self, *command: str) -> str:
         """What a single command prints, run as the service for that."""
         service = services()["operator"]
-        done = subprocess.run(
+        result = subprocess.run(
             self._command([*command]), env=self._environment(service), capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        assert result.returncode == 0, result.stderr
+        return result.stdout.strip()
 
     def told(self, name: str) -> list[str]:
         """What a process has told its service manager since this was last asked."""
@@ -160,11 +160,11 @@ class ComposeStack:
 
     def _environment(self, service: dict[str, Any]) -> dict[str, str]:
         """No more of this process's than programs need, and what the file says."""
-        kept = {name: os.environ[name] for name in os.environ if not name.startswith("PENSTOCK_REDIS")}
-        told = self._own([f"{name}={value}" for name, value in service.get("environment", {}).items()])
+        inherited = {name: os.environ[name] for name in os.environ if not name.startswith("PENSTOCK_REDIS")}
+        settings = self._own([f"{name}={value}" for name, value in service.get("environment", {}).items()])
         # /var/lib/penstock, which gateway and jobs share.
-        kept["PENSTOCK_DATA_DIR"] = str(self.folder / "data")
-        return kept | dict(word.split("=", 1) for word in told)
+        inherited["PENSTOCK_DATA_DIR"] = str(self.folder / "data")
+        return inherited | dict(word.split("=", 1) for word in settings)
 
     def _own(self, words: list[str]) -> list[str]:
         """The words of a command with what is the test's own in the place of the container's."""

@@ -52,14 +52,14 @@ async def test_a_token_goes_through_all_of_them(stack: ComposeStack) -> None:
         assert (await http.get(f"/v1/responses/{response['id']}")).json()["id"] == response["id"]
         # A batch is made by the gateway, run by jobs, and answered by the worker; the file is in the shared volume.
         row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT | {"model": "demo"}}
-        sent = {"purpose": (None, "batch"), "file": ("rows.jsonl", json.dumps(row))}
-        file_id = (await http.post("/v1/files", files=sent)).json()["id"]
+        upload = {"purpose": (None, "batch"), "file": ("rows.jsonl", json.dumps(row))}
+        file_id = (await http.post("/v1/files", files=upload)).json()["id"]
         batch: dict[str, Any] = {"input_file_id": file_id, "endpoint": "/v1/chat/completions"}
-        made = (await http.post("/v1/batches", json=batch | {"completion_window": "24h"})).json()
+        created = (await http.post("/v1/batches", json=batch | {"completion_window": "24h"})).json()
         async with asyncio.timeout(120):
-            while (made := (await http.get(f"/v1/batches/{made['id']}")).json())["status"] in OPEN:
+            while (created := (await http.get(f"/v1/batches/{created['id']}")).json())["status"] in OPEN:
                 await asyncio.sleep(0.1)
-        assert (made["status"], made["request_counts"]["completed"]) == ("completed", 1), made
+        assert (created["status"], created["request_counts"]["completed"]) == ("completed", 1), created
         figures = (await http.get(stack.url("metrics") + "/metrics")).text
         engines = (await http.get(stack.url("worker") + "/metrics")).text
     assert "penstock_build_info" in figures
@@ -108,8 +108,8 @@ def test_no_password_is_visible_to_other_processes(stack: ComposeStack) -> None:
     for name in ("redis", *PROCESSES):
         parent = psutil.Process(stack.pid(name))
         for process in (parent, *parent.children(recursive=True)):
-            seen = " ".join([*process.cmdline(), *process.environ().values()])
-            assert not any(password in seen for password in passwords), (name, process.cmdline())
+            visible = " ".join([*process.cmdline(), *process.environ().values()])
+            assert not any(password in visible for password in passwords), (name, process.cmdline())
         assert not any(password in stack.log(name) for password in passwords), name
     assert not any(password in (stack.secrets / "users.acl").read_text() for password in passwords)
     assert all(path.stat().st_mode & 0o077 == 0 for path in stack.secrets.glob("*.url"))
@@ -129,12 +129,12 @@ def test_the_file_names_what_is_there() -> None:
     for name, service in services().items():
         for mount in service.get("volumes", []):
             source = mount.split(":")[0]
-            known = (COMPOSE.parent / source).exists() if source.startswith(".") else source in whole["volumes"]
-            assert known, (name, source)
+            exists = (COMPOSE.parent / source).exists() if source.startswith(".") else source in whole["volumes"]
+            assert exists, (name, source)
         assert set(service.get("secrets", [])) <= set(whole["secrets"]), name
         assert not any("URL" in variable and "FILE" not in variable for variable in service.get("environment", {}))
-        asked = re.findall(r"http://127\.0\.0\.1:(\d+)/", str(service.get("healthcheck")))
-        assert set(asked) <= set(service.get("command", [])), name
+        ports = re.findall(r"http://127\.0\.0\.1:(\d+)/", str(service.get("healthcheck")))
+        assert set(ports) <= set(service.get("command", [])), name
         if name not in FOREIGN | {"redis"}:
             assert "user" not in service or not str(service["user"]).startswith("0")
             assert service["read_only"] is True

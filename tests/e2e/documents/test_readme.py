@@ -29,8 +29,8 @@ BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```"
 
 def block(marker: str, url: str) -> str:
     """The one block that holds ``marker``, with this deployment's address and model in place of the example's."""
-    (found,) = [source for source in BLOCKS if marker in source]
-    return found.replace("redis://localhost:6379", url).replace("my-model", "demo")
+    (source_block,) = [source for source in BLOCKS if marker in source]
+    return source_block.replace("redis://localhost:6379", url).replace("my-model", "demo")
 
 
 async def run_with_client(source: str, url: str, returns: str = "None") -> Any:

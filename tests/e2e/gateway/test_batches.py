@@ -26,8 +26,8 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 
 
 def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> str:
-    given = {"model": "demo", "temperature": 0} | body
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": given}) + "\n"
+    fields = {"model": "demo", "temperature": 0} | body
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": fields}) + "\n"
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def test_files(sdk: openai.OpenAI, gateway: LocalGateway) -> None:
             file[:-5]: "the form is incomplete",
             b"{}": "the form cannot be read",
         }
-        for body, said in forms.items():
+        for body, message in forms.items():
             reply = http.post(url, content=body, headers={"content-type": "multipart/form-data; boundary=b"})
-            assert said in f"{reply.status_code} {reply.text}"
+            assert message in f"{reply.status_code} {reply.text}"
             assert reply.status_code in (200, 400)
         assert "must be multipart/form-data" in http.post(url, json={}).text
 
@@ -138,8 +138,8 @@ async def test_batches(sdk: openai.OpenAI, store: BatchStore, client: Client) ->
     assert (cancelled.status, cancelled.request_counts.failed) == ("cancelled", 1)
     with pytest.raises(openai.ConflictError, match="has ended"):
         await called(sdk.batches.cancel, cancelled.id)
-    found = await called(lambda: [one.id for one in sdk.batches.list(limit=2)])
-    assert found[:4] == [cancelled.id, refused.id, responses.id, batch.id]
+    ids = await called(lambda: [one.id for one in sdk.batches.list(limit=2)])
+    assert ids[:4] == [cancelled.id, refused.id, responses.id, batch.id]
     for wrong in ({"endpoint": "/v1/moderations"}, {"completion_window": "1h"}, {"extra_body": {"priority": 1}}):
         with pytest.raises(openai.BadRequestError):
             await called(begin_with, sdk, batch.input_file_id, wrong)
@@ -148,8 +148,8 @@ async def test_batches(sdk: openai.OpenAI, store: BatchStore, client: Client) ->
 
 
 def begin_with(sdk: openai.OpenAI, file_id: str, changed: dict[str, Any]) -> Any:
-    given: dict[str, Any] = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
-    return sdk.batches.create(**(given | changed))
+    fields: dict[str, Any] = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+    return sdk.batches.create(**(fields | changed))
 
 
 def test_the_command_reports_wrong_rows_and_runs_the_others(

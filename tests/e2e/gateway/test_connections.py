@@ -39,14 +39,14 @@ def connect(gateway: LocalGateway) -> closing[socket.socket]:
 
 def read_to_end(connection: socket.socket) -> bytes:
     """What comes until the gateway closes the connection."""
-    told = b""
+    reply = b""
     while part := connection.recv(65536):
-        told += part
-    return told
+        reply += part
+    return reply
 
 
 @pytest.mark.parametrize(
-    ("sent", "statuses"),
+    ("request", "statuses"),
     [
         pytest.param(b"", [], id="nothing"),
         pytest.param(b"\r\n", [], id="an empty line"),
@@ -60,11 +60,11 @@ def read_to_end(connection: socket.socket) -> bytes:
         pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", [b"408"], id="half of the chunks"),
     ],
 )
-def test_half_requests_are_ended(impatient: LocalGateway, sent: bytes, statuses: list[bytes]) -> None:
+def test_half_requests_are_ended(impatient: LocalGateway, request: bytes, statuses: list[bytes]) -> None:
     with connect(impatient) as connection:
-        connection.sendall(sent)
-        told = read_to_end(connection)
-    assert [line.split()[1] for line in told.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")] == statuses
+        connection.sendall(request)
+        reply = read_to_end(connection)
+    assert [line.split()[1] for line in reply.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")] == statuses
 
 
 def test_a_second_head_sent_byte_by_byte_is_ended(impatient: LocalGateway) -> None:
@@ -110,9 +110,9 @@ def test_an_answer_slower_than_the_request_timeout_is_sent_whole(impatient: Loca
     body = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "count:"}], **fields}).encode()
     with connect(impatient) as connection:
         connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body + HEAD)
-        told = read_to_end(connection)
-    assert told.startswith(b"HTTP/1.1 200")
-    assert told.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        reply = read_to_end(connection)
+    assert reply.startswith(b"HTTP/1.1 200")
+    assert reply.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 def test_idle_connections_are_kept_for_longer_than_their_other_ends_keep_them() -> None:

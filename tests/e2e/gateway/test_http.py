@@ -78,8 +78,8 @@ def test_an_event_is_one_line_for_readers_that_split_as_python_does(http: httpx.
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_gets_a_stream(gateway: LocalGateway) -> None:
     command = ["curl", "-sSN", f"{gateway.base_url}/chat/completions", "-H", "content-type: application/json"]
-    told = subprocess.run([*command, "-d", json.dumps(chat(stream=True))], capture_output=True, text=True, check=True)
-    events = [event.split("\n") for event in told.stdout.strip().split("\n\n")]
+    result = subprocess.run([*command, "-d", json.dumps(chat(stream=True))], capture_output=True, text=True, check=True)
+    events = [event.split("\n") for event in result.stdout.strip().split("\n\n")]
     assert events[-1] == ["data: [DONE]"]
     chunks = [json.loads(data.removeprefix("data: ")) for _, data in events[:-1]]
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == COUNTED
@@ -120,15 +120,15 @@ def test_a_body_without_a_length_is_cut_off_at_the_limit(http: httpx.Client) -> 
 
 def test_a_request_id_is_echoed_or_drawn_and_other_sites_are_not_let_in(http: httpx.Client) -> None:
     headers = {"x-request-id": "abc-1", "origin": "https://example.org"}
-    given = http.get("/version", headers=headers)
-    assert given.headers["x-request-id"] == "abc-1"
-    assert "access-control-allow-origin" not in given.headers
+    response = http.get("/version", headers=headers)
+    assert response.headers["x-request-id"] == "abc-1"
+    assert "access-control-allow-origin" not in response.headers
     assert re.fullmatch("[0-9a-f]{32}", http.get("/version").headers["x-request-id"])
 
 
-@pytest.mark.parametrize("given", ["no spaces", "x" * 201])
-def test_a_request_id_that_cannot_be_echoed_is_refused(http: httpx.Client, given: str) -> None:
-    refused = http.get("/version", headers={"x-request-id": given})
+@pytest.mark.parametrize("request_id", ["no spaces", "x" * 201])
+def test_a_request_id_that_cannot_be_echoed_is_refused(http: httpx.Client, request_id: str) -> None:
+    refused = http.get("/version", headers={"x-request-id": request_id})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "x-request-id"
     assert refused.json()["error"]["message"].startswith("x-request-id must be 1 to 200 visible ASCII characters, got ")
@@ -308,8 +308,8 @@ def test_api_keys_stand_for_tenants(
 
         long = chat(stream=True, ignore_eos=True, max_tokens=100)
         gate.hold_at(99)
-        with http.stream("POST", CHAT, json=long, headers=bearer) as told:
-            lines = told.iter_lines()
+        with http.stream("POST", CHAT, json=long, headers=bearer) as stream:
+            lines = stream.iter_lines()
             event_id = next(lines).removeprefix("id: ")
             status = asyncio.run(status_of(deployment.url, event_id.partition(":")[0]))
             assert (status.tenant, status.band) == ("acme", "interactive")
@@ -354,7 +354,7 @@ def test_generated_requests_get_documented_responses(gateway: LocalGateway) -> N
         phases=[Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     )
-    seen: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
 
     def send(case: Any) -> None:
         if isinstance(case.body, dict) and not case.path.startswith(("/v1/files", "/v1/batches")):
@@ -363,7 +363,7 @@ def test_generated_requests_get_documented_responses(gateway: LocalGateway) -> N
             if case.path in (CHAT, "/v1/completions", "/v1/responses"):
                 case.body |= {"timeout_s": 0.2}
         response = case.call(timeout=60)
-        seen[response.status_code] += 1
+        counts[response.status_code] += 1
         case.validate_response(response, checks=checks)
 
     for result in schema.get_all_operations():
@@ -372,5 +372,5 @@ def test_generated_requests_get_documented_responses(gateway: LocalGateway) -> N
         has_body = bool(operation.body)
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)[: 1 + has_body]:
             bounded(given(operation.as_strategy(generation_mode=mode))(send))()
-    assert seen[200] > 5
-    assert seen[400] > 10
+    assert counts[200] > 5
+    assert counts[400] > 10

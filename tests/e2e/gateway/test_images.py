@@ -32,8 +32,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     write_vision_model("llava", folder)
     with LocalStack(
         folder, ["--device", "cpu", "--served-model-name", "llava", "--threads", "1", "--max-images", "3"]
-    ) as made:
-        yield made
+    ) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -62,33 +62,33 @@ async def test_a_beam_search_includes_its_images(stack: LocalStack) -> None:
     """Of one beam it is what greedy sampling gives; in messages, and beside a prompt of tokens."""
     greedy = SamplingParams(temperature=0.0, max_tokens=LIMIT, ignore_eos=True)
     narrow = BeamSearchParams(beam_width=1, max_tokens=LIMIT, ignore_eos=True)
-    wanted: list[list[int]] = []
+    expected: list[list[int]] = []
     async with Client.connect(stack.url) as client:
         for seed in (1, 2):
             parts = [{"type": "image", "image": picture(seed)}, {"type": "text", "text": WORDS}]
             messages = [{"role": "user", "content": parts}]
             beside = {"prompt": "<image>" + WORDS, "multi_modal_data": {"image": picture(seed)}}
             for prompt in (messages, beside):
-                wanted.append((await client.generate(prompt, greedy)).outputs[0].token_ids)
-                (found,) = await client.beam_search([prompt], narrow)
-                assert found.sequences[0].output_token_ids == wanted[-1]
-        assert wanted[0] != wanted[2]
+                expected.append((await client.generate(prompt, greedy)).outputs[0].token_ids)
+                (beam,) = await client.beam_search([prompt], narrow)
+                assert beam.sequences[0].output_token_ids == expected[-1]
+        assert expected[0] != expected[2]
         card = await client.get_model_config()
         long = {"prompt": "<image>" + "a" * (card.max_model_len - 17), "multi_modal_data": {"image": picture(1)}}
-        (found,) = await client.beam_search([long], narrow)
-        assert [len(one.output_token_ids) for one in found.sequences] == [1], "the image has 16 tokens of the model's"
+        (beam,) = await client.beam_search([long], narrow)
+        assert [len(one.output_token_ids) for one in beam.sequences] == [1], "the image has 16 tokens of the model's"
 
 
 async def test_a_chat_includes_its_images(ai: AsyncOpenAI, stack: LocalStack) -> None:
-    wanted: dict[tuple[int, ...], str] = {}
+    expected: dict[tuple[int, ...], str] = {}
     async with Client.connect(stack.url) as client:
         for seeds in ((1,), (2,), (1, 2)):
             images = [{"type": "image", "image": picture(seed)} for seed in seeds]
             messages = [{"role": "user", "content": [*images, {"type": "text", "text": WORDS}]}]
             output = await client.generate(messages, SamplingParams(temperature=0.0, max_tokens=LIMIT))
-            wanted[seeds] = output.outputs[0].text
-    assert len(set(wanted.values())) == 3
-    for seeds, text in wanted.items():
+            expected[seeds] = output.outputs[0].text
+    assert len(set(expected.values())) == 3
+    for seeds, text in expected.items():
         messages = chat(*map(data_url, seeds))
         answer = await ai.chat.completions.create(model="llava", messages=messages, temperature=0, max_tokens=LIMIT)
         assert answer.choices[0].message.content == text
@@ -99,16 +99,16 @@ async def test_a_chat_includes_its_images(ai: AsyncOpenAI, stack: LocalStack) ->
     response = await ai.responses.create(
         model="llava", input=[{"role": "user", "content": parts}], temperature=0, max_output_tokens=LIMIT
     )
-    assert response.output_text == wanted[1,]
-    said = await ai.responses.create(
+    assert response.output_text == expected[1,]
+    response_of_seeds = await ai.responses.create(
         model="llava", input="And?", previous_response_id=response.id, temperature=0, max_output_tokens=LIMIT
     )
-    assert said.usage is not None
-    assert said.usage.input_tokens > 16 + len(WORDS)
+    assert response_of_seeds.usage is not None
+    assert response_of_seeds.usage.input_tokens > 16 + len(WORDS)
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "message"),
     [
         ("https://example.org/cat.png", "this gateway does not fetch images"),
         ("data:image/png;base64,*", "is not base64"),
@@ -116,28 +116,28 @@ async def test_a_chat_includes_its_images(ai: AsyncOpenAI, stack: LocalStack) ->
         ("data:image/png;base64," + base64.b64encode(png(picture(1))[:200]).decode(), "truncated or damaged"),
     ],
 )
-async def test_bad_images_are_errors_in_openais_form(ai: AsyncOpenAI, bad: str, told: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=told):
+async def test_bad_images_are_errors_in_openais_form(ai: AsyncOpenAI, bad: str, message: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
         await ai.chat.completions.create(model="llava", messages=chat(data_url(1), bad), max_tokens=LIMIT)
     parts: Any = [{"type": "input_image", "image_url": bad, "detail": "auto"}]
-    with pytest.raises(openai.BadRequestError, match=told):
+    with pytest.raises(openai.BadRequestError, match=message):
         await ai.responses.create(model="llava", input=[{"role": "user", "content": parts}])
 
 
 async def test_rows_of_batches_and_lists_of_llm_have_images(stack: LocalStack, tmp_path: Path) -> None:
     body = {"model": "llava", "temperature": 0, "max_tokens": LIMIT}
     seeds = {"one": (1,), "two": (1, 2), "again": (1,)}
-    bodies = {name: body | {"messages": chat(*map(data_url, wanted))} for name, wanted in seeds.items()}
+    bodies = {name: body | {"messages": chat(*map(data_url, chosen))} for name, chosen in seeds.items()}
     bodies["fetched"] = body | {"messages": chat("https://example.org/cat.png")}
     bodies["damaged"] = body | {"messages": chat(data_url(1)[:400])}
     bodies["many"] = body | {"messages": chat(*[data_url(1)] * 4)}
     greedy = SamplingParams(temperature=0.0, max_tokens=LIMIT)
-    shown = [{"prompt": "<image>" * len(wanted), "multi_modal_data": {"image": list(map(picture, wanted))}}
-             for wanted in seeds.values()]  # fmt: skip
+    prompts = [{"prompt": "<image>" * len(chosen), "multi_modal_data": {"image": list(map(picture, chosen))}}
+             for chosen in seeds.values()]  # fmt: skip
     async with Client.connect(stack.url) as client:
         answers = await answers_of_batch(client, stack.url, tmp_path, CHAT, bodies)
         by_client = {name: (await client.generate(bodies[name]["messages"], greedy)).outputs[0].text for name in seeds}
-        beside = [(await client.generate(prompt, greedy)).outputs[0].text for prompt in shown]
+        beside = [(await client.generate(prompt, greedy)).outputs[0].text for prompt in prompts]
     texts = {name: answers[name]["body"]["choices"][0]["message"]["content"] for name in seeds}
     assert texts == by_client
     assert texts["one"] == texts["again"] != texts["two"]
@@ -152,7 +152,7 @@ async def test_rows_of_batches_and_lists_of_llm_have_images(stack: LocalStack, t
 
     def by_llm() -> list[str]:
         with LLM(stack.url) as llm:
-            return [output.text for output in llm.generate(shown, greedy)]
+            return [output.text for output in llm.generate(prompts, greedy)]
 
     assert await asyncio.to_thread(by_llm) == beside
 

@@ -78,12 +78,12 @@ def server_of(gateway: LocalGateway, answer: httpx.Response) -> psutil.Process:
     """The process at the other end of the connection by which an answer comes."""
     stream = answer.extensions["network_stream"]
     here = stream.get_extra_info("client_addr")[1]
-    (found,) = [
+    (running,) = [
         child
         for child in children(gateway)
         if any(connection.raddr and connection.raddr.port == here for connection in child.net_connections("tcp"))
     ]
-    return found
+    return running
 
 
 @asynccontextmanager
@@ -210,7 +210,7 @@ async def until_counted(
     caller: httpx.AsyncClient, num_asked: int, *, num_processes: int, num_restarts: int = 0
 ) -> None:
     """Ask until all of it is told. An answer is counted when it has been sent, so after it was read."""
-    wanted = {
+    expected = {
         'penstock_http_requests_total{method="GET",route="/version",status="200"}': num_asked,
         'penstock_http_request_duration_seconds_bucket{le="+Inf",route="/version"}': num_asked,
         "penstock_gateway_processes": num_processes,
@@ -219,14 +219,16 @@ async def until_counted(
     async with asyncio.timeout(150):
         while True:
             lines = (await caller.get("/metrics")).text.splitlines()
-            told = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
-            found = {name: told.get(name) for name in wanted}
-            assert (found["penstock_gateway_process_restarts_total"] or 0) <= num_restarts
-            of_route = found['penstock_http_requests_total{method="GET",route="/version",status="200"}']
+            samples = {
+                name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
+            }
+            values = {name: samples.get(name) for name in expected}
+            assert (values["penstock_gateway_process_restarts_total"] or 0) <= num_restarts
+            of_route = values['penstock_http_requests_total{method="GET",route="/version",status="200"}']
             assert of_route is None or of_route <= num_asked
             if num_restarts:
                 assert of_route == num_asked
-            if found == wanted:
+            if values == expected:
                 return
 
 

@@ -35,12 +35,12 @@ def test_the_wrong_one_is_named(gateway: LocalGateway, prompt: Any, param: str, 
     body = {"model": "demo", "prompt": prompt, "max_tokens": 3, "stream": stream}
     answer = httpx.post(gateway.root_url + COMPLETIONS, json=body, timeout=60)
     # A stream that the first prompt has begun ends with what an engine says of the second.
-    told = answer.text.rpartition("data: {")[2].partition("\n")[0] if answer.is_success else answer.text[1:]
+    error = answer.text.rpartition("data: {")[2].partition("\n")[0] if answer.is_success else answer.text[1:]
     assert answer.is_success <= stream
-    assert json.loads("{" + told)["error"]["param"] == param
+    assert json.loads("{" + error)["error"]["param"] == param
 
 
 async def test_rows_of_batches_accept_the_names_too(client: Client, deployment: LocalStack, tmp_path: Path) -> None:
     bodies = {name: {"model": "demo", "prompt": WRONG[name][0], "max_tokens": 3} for name in list(WRONG)[:2]}
-    found = await answers_of_batch(client, deployment.url, tmp_path, COMPLETIONS, bodies)
-    assert {row["body"]["error"]["param"] for row in found.values()} == {"prompt[1]"}
+    answers = await answers_of_batch(client, deployment.url, tmp_path, COMPLETIONS, bodies)
+    assert {row["body"]["error"]["param"] for row in answers.values()} == {"prompt[1]"}

@@ -64,9 +64,9 @@ async def events_of(stream: Any) -> list[Any]:
     return [event async for event in stream]
 
 
-async def status_of(ai: AsyncOpenAI, response_id: str, wanted: str) -> Any:
+async def status_of(ai: AsyncOpenAI, response_id: str, status: str) -> Any:
     async with asyncio.timeout(60):
-        while (response := await ai.responses.retrieve(response_id)).status != wanted:
+        while (response := await ai.responses.retrieve(response_id)).status != status:
             assert response.status in ("queued", "in_progress"), response
             await asyncio.sleep(0.02)
     return response
@@ -101,16 +101,20 @@ async def test_a_response_is_stored_and_continued(ai: AsyncOpenAI, responses: Re
     prompt: Any = (await responses.prepare("default", body)).chat.prompt
     # What went before the deleted one is known all the same; its instructions are not.
     assert [message["content"] for message in prompt] == [
-        *("four plus two is", first.output_text, "spell 7:", second.output_text, "spell 8:")
+        "four plus two is",
+        first.output_text,
+        "spell 7:",
+        second.output_text,
+        "spell 8:",
     ]
 
 
 async def test_the_response_of_a_tenant_is_unknown_to_another(ai: AsyncOpenAI, responses: Responses) -> None:
-    kept = await ai.responses.create(model="demo", input="spell 7:", max_output_tokens=1)
-    assert (await responses.retrieve("default", kept.id)).id == kept.id
+    stored = await ai.responses.create(model="demo", input="spell 7:", max_output_tokens=1)
+    assert (await responses.retrieve("default", stored.id)).id == stored.id
     for attempt in (responses.retrieve, responses.cancel, responses.delete, responses.input_items):
         with pytest.raises(OpenAIError) as caught:
-            await attempt("other", kept.id)
+            await attempt("other", stored.id)
         assert caught.value.status == 404
     unkept = await ai.responses.create(model="demo", input="spell 7:", max_output_tokens=1, store=False)
     with pytest.raises(openai.NotFoundError):
@@ -139,29 +143,29 @@ async def test_a_stream_can_be_read_again_from_any_number(ai: AsyncOpenAI) -> No
     assert sorted(whole) == list(range(len(whole)))
     for after in (0, 3, 10, len(COUNTED), len(whole) - 2, len(whole) + 5):
         rest = await events_of(await ai.responses.retrieve(final.id, stream=True, starting_after=after))
-        assert by_character(rest) == {number: told for number, told in whole.items() if number > after}
+        assert by_character(rest) == {number: item for number, item in whole.items() if number > after}
 
 
 async def test_the_background_runs_without_a_reader_and_is_followed_by_any(ai: AsyncOpenAI) -> None:
     begun = await ai.responses.create(**LONG, background=True, max_output_tokens=300, temperature=1)
     assert begun.status == "queued"
     early = await ai.responses.retrieve(begun.id, stream=True)
-    seen: list[Any] = []
+    events: list[Any] = []
     async for event in early:
-        seen.append(event)
-        if len(seen) == 7:
+        events.append(event)
+        if len(events) == 7:
             break
     await early.close()
     readers = [
-        await ai.responses.retrieve(begun.id, stream=True, starting_after=seen[-1].sequence_number),
+        await ai.responses.retrieve(begun.id, stream=True, starting_after=events[-1].sequence_number),
         await ai.responses.retrieve(begun.id, stream=True),
     ]
     rest, other = await asyncio.gather(*[events_of(reader) for reader in readers])
-    assert by_character(seen) | by_character(rest) == by_character(other)
-    assert by_character(seen).keys().isdisjoint(by_character(rest))
-    done = await status_of(ai, begun.id, "incomplete")
-    assert done == other[-1].response
-    assert len(done.output_text) > 100
+    assert by_character(events) | by_character(rest) == by_character(other)
+    assert by_character(events).keys().isdisjoint(by_character(rest))
+    final = await status_of(ai, begun.id, "incomplete")
+    assert final == other[-1].response
+    assert len(final.output_text) > 100
 
 
 async def test_a_background_response_is_cancelled(ai: AsyncOpenAI, gate: Gate) -> None:
@@ -207,13 +211,13 @@ async def test_a_function_is_called_and_its_output_sent_back(ai: AsyncOpenAI) ->
     assert call.type == "function_call"
     assert (call.name, call.status) == ("weather", "completed")
     assert call.arguments.replace(" ", "") in ('{"hot":true}', '{"hot":false}')
-    told = await ai.responses.create(
+    response = await ai.responses.create(
         model="demo",
         previous_response_id=called.id,
         input=[{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}],
         max_output_tokens=3,
     )
-    assert told.status in ("completed", "incomplete")
+    assert response.status in ("completed", "incomplete")
 
 
 @pytest.mark.parametrize(
@@ -244,15 +248,15 @@ async def test_a_webhook_uses_openais_event_names(ai: AsyncOpenAI, deployment: L
         await ai.responses.create(**body)  # the tenant has no secret to sign with
     secrets = SecretStore(commands, keys)
     await secrets.create("default")
-    told = await ai.responses.create(**body, max_output_tokens=2)
-    await status_of(ai, told.id, "incomplete")
+    response = await ai.responses.create(**body, max_output_tokens=2)
+    await status_of(ai, response.id, "incomplete")
     await secrets.delete("default")
     entries = await commands.execute("XRANGE", keys.model("demo").outbox, "-", "+")
     events = [event_of(dict(zip(fields[::2], fields[1::2], strict=True))) for _, fields in entries]
     await commands.close()
-    (event,) = [event for event in events if told.id in event.body]
+    (event,) = [event for event in events if response.id in event.body]
     assert (event.type, event.url, event.tenant) == ("response.incomplete", hook["webhook_url"], "default")
-    assert json.loads(event.body)["data"] == {"id": told.id}
+    assert json.loads(event.body)["data"] == {"id": response.id}
 
 
 async def test_a_killed_gateway_takes_no_event_with_it(
@@ -267,18 +271,18 @@ async def test_a_killed_gateway_takes_no_event_with_it(
             body = {**LONG, "stream": True, "temperature": 1, "max_output_tokens": 1500}
             streams: list[Any] = [await there.responses.create(**body, background=b) for b in (True, False)]
             # Of what has come in one piece the fifth event is the first that has text.
-            seen = await asyncio.gather(*[some_of(stream, 5) for stream in streams])
+            parts = await asyncio.gather(*[some_of(stream, 5) for stream in streams])
             await client.pause_generation()
             await asyncio.to_thread(doomed.kill)
             for stream in streams:
                 await stream.close()
-        kept = await asyncio.gather(*[ai.responses.retrieve(events[0].response.id) for events in seen])
-        assert {response.status for response in kept} <= {"queued", "in_progress"}
+        stored = await asyncio.gather(*[ai.responses.retrieve(events[0].response.id) for events in parts])
+        assert {response.status for response in stored} <= {"queued", "in_progress"}
     finally:
         await client.resume_generation()
         gate.open()
         await asyncio.to_thread(doomed.stop)
-    for events in seen:
+    for events in parts:
         response_id, last = events[0].response.id, events[-1].sequence_number
         rest = await events_of(await ai.responses.retrieve(response_id, stream=True, starting_after=last))
         whole = await events_of(await ai.responses.retrieve(response_id, stream=True))

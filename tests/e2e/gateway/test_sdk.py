@@ -87,26 +87,26 @@ def test_usage_counts_accepted_prediction_tokens(sdk: openai.OpenAI) -> None:
         ("zero", 0, 1),
     ):
         prediction: Any = {"type": "content", "content": [{"type": "text", "text": text}]}
-        asked: Any = {
+        fields: Any = {
             "model": "demo",
             "messages": MESSAGES,
             "temperature": 0,
             "prediction": prediction,
             "logprobs": True,
         }
-        answer = sdk.chat.completions.create(**asked)
+        answer = sdk.chat.completions.create(**fields)
         assert answer.choices[0].message.content == COUNTED
         assert answer.usage is not None
         details = answer.usage.completion_tokens_details
         assert details is not None
         assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (accepted, rejected)
         assert answer.usage.completion_tokens == plain.usage.completion_tokens
-        chunks = list(sdk.chat.completions.create(**asked, n=2, stream=True, stream_options={"include_usage": True}))
-        told = chunks[-1].usage
-        assert told is not None
-        assert told.completion_tokens_details is not None
-        assert told.completion_tokens_details.accepted_prediction_tokens == 2 * accepted
-        assert told.completion_tokens_details.rejected_prediction_tokens == 2 * rejected
+        chunks = list(sdk.chat.completions.create(**fields, n=2, stream=True, stream_options={"include_usage": True}))
+        usage = chunks[-1].usage
+        assert usage is not None
+        assert usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.accepted_prediction_tokens == 2 * accepted
+        assert usage.completion_tokens_details.rejected_prediction_tokens == 2 * rejected
 
 
 def test_log_probabilities_have_texts_and_bytes(sdk: openai.OpenAI) -> None:
@@ -144,12 +144,12 @@ async def test_completions_of_several_prompts_as_text_and_as_token_ids(async_sdk
         for choice in chunk.choices:
             texts[choice.index] += choice.text
     assert texts == [" six.", " six.", COUNTED, COUNTED]
-    found: Any = await async_sdk.post("/../tokenize", cast_to=object, body={"prompt": COUNT})
+    tokenized: Any = await async_sdk.post("/../tokenize", cast_to=object, body={"prompt": COUNT})
     echoed = await async_sdk.completions.create(
-        model="demo", prompt=found["tokens"], temperature=0, echo=True, max_tokens=64
+        model="demo", prompt=tokenized["tokens"], temperature=0, echo=True, max_tokens=64
     )
     assert echoed.choices[0].text == "<s>" + COUNT + COUNTED
-    text: Any = await async_sdk.post("/../detokenize", cast_to=object, body={"tokens": found["tokens"]})
+    text: Any = await async_sdk.post("/../detokenize", cast_to=object, body={"tokens": tokenized["tokens"]})
     assert text == {"prompt": "<s>" + COUNT}
 
 

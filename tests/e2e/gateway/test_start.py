@@ -53,10 +53,10 @@ def test_the_start_message_states_who_has_access(
 
 def test_why_it_does_not_start_is_a_sentence_in_the_form_of_the_log(redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "no folder").touch()
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         for options, reason in (
             (["--files-dir", str(tmp_path / "no folder")], "name another with --files-dir"),
-            (["--port", str(taken.getsockname()[1])], "pass another --host or --port"),
+            (["--port", str(listener.getsockname()[1])], "pass another --host or --port"),
             (["--host", "no.such.host.invalid"], "cannot listen on host 'no.such.host.invalid'"),
             (["--cors-origin", "example.org"], "got 'example.org'"),
             (["--otlp-traces-endpoint", "grpc://c:4317"], "otlp_traces_endpoint must be the URL of a receiver"),

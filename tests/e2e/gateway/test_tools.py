@@ -50,7 +50,7 @@ def check_weather(calls: Any) -> None:
     ids=["auto", "required", "named"],
 )
 async def test_calls_are_returned_whole_and_streamed(ai: AsyncOpenAI, choice: Any, extra: dict[str, Any]) -> None:
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": "demo",
         "messages": MESSAGES,
         "tools": [WEATHER],
@@ -62,16 +62,16 @@ async def test_calls_are_returned_whole_and_streamed(ai: AsyncOpenAI, choice: An
     }
 
     async def streamed() -> Any:
-        async with ai.chat.completions.stream(**asked) as events:
+        async with ai.chat.completions.stream(**body) as events:
             names = [event.type async for event in events]
             assert "tool_calls.function.arguments.delta" in names
             return (await events.get_final_completion()).choices[0]
 
-    whole, choice_of_stream = await asyncio.gather(ai.chat.completions.create(**asked), streamed())
-    for told in (whole.choices[0], choice_of_stream):
-        assert told.finish_reason == "tool_calls"
-        check_weather(told.message.tool_calls)
-        assert (told.message.content or "") == ("I look." if extra else "")
+    whole, choice_of_stream = await asyncio.gather(ai.chat.completions.create(**body), streamed())
+    for answer in (whole.choices[0], choice_of_stream):
+        assert answer.finish_reason == "tool_calls"
+        check_weather(answer.message.tool_calls)
+        assert (answer.message.content or "") == ("I look." if extra else "")
     # The conversation goes on with the call and its result.
     call = whole.choices[0].message.tool_calls[0]
     result: Any = {"role": "tool", "tool_call_id": call.id, "content": "warm"}
@@ -89,28 +89,28 @@ async def test_calls_are_returned_whole_and_streamed(ai: AsyncOpenAI, choice: An
 
 async def test_tools_that_the_chat_template_cannot_show_are_refused(ai: AsyncOpenAI) -> None:
     """The model would answer in prose, and nobody would know why."""
-    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [WEATHER], "max_tokens": LIMIT}
+    body: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [WEATHER], "max_tokens": LIMIT}
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError, match="tools: the chat template of this model cannot show tools"):
-            await ai.chat.completions.create(**asked, stream=stream)
+            await ai.chat.completions.create(**body, stream=stream)
 
 
 async def test_several_calls_are_numbered_and_tool_choice_none_forbids_them(ai: AsyncOpenAI) -> None:
     two = f'{HERMES}\n<tool_call>{{"name": "now"}}</tool_call>'
-    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [WEATHER, NOW], "max_tokens": 2 * LIMIT}
+    body: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [WEATHER, NOW], "max_tokens": 2 * LIMIT}
     forced = {"structured_outputs": {"regex": two.replace('{"name": "now"}', r'\{"name": "now"\}')}}
 
     async def chunks() -> list[Any]:
-        stream = await ai.chat.completions.create(**asked, stream=True, extra_body=forced)
+        stream = await ai.chat.completions.create(**body, stream=True, extra_body=forced)
         return [chunk.choices[0] async for chunk in stream if chunk.choices]
 
-    told, none = await asyncio.gather(
-        chunks(), ai.chat.completions.create(**asked, tool_choice="none", extra_body=forced)
+    with_call, none = await asyncio.gather(
+        chunks(), ai.chat.completions.create(**body, tool_choice="none", extra_body=forced)
     )
-    calls = [call for choice in told for call in choice.delta.tool_calls or ()]
+    calls = [call for choice in with_call for call in choice.delta.tool_calls or ()]
     assert [(call.index, call.function.name) for call in calls if call.id] == [(0, "weather"), (1, "now")]
     assert "".join(call.function.arguments for call in calls if call.index == 1) == "{}"
-    assert told[-1].finish_reason == "tool_calls"
+    assert with_call[-1].finish_reason == "tool_calls"
     assert none.choices[0].message.tool_calls is None
     assert "<tool_call>" in (none.choices[0].message.content or "")
 
@@ -118,7 +118,7 @@ async def test_several_calls_are_numbered_and_tool_choice_none_forbids_them(ai: 
 async def test_a_call_resumes_where_its_stream_was_cut(gateway: LocalGateway) -> None:
     body = {"model": "demo", "messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required", "stream": True}
     body |= {"parallel_tool_calls": False, "max_tokens": LIMIT, "seed": 3}
-    told: list[dict[str, Any]] = []
+    deltas: list[dict[str, Any]] = []
     last_event_id = ""
 
     async def read(http: httpx.AsyncClient, num_events: int | None, headers: dict[str, str]) -> None:
@@ -128,18 +128,18 @@ async def test_a_call_resumes_where_its_stream_was_cut(gateway: LocalGateway) ->
                 if line.startswith("id: "):
                     last_event_id = line.removeprefix("id: ")
                 elif line.startswith("data: {"):
-                    told.append(json.loads(line.removeprefix("data: "))["choices"][0])
-                    if len(told) == num_events:
+                    deltas.append(json.loads(line.removeprefix("data: "))["choices"][0])
+                    if len(deltas) == num_events:
                         return
 
     async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http:
         await read(http, 2, {})
         await read(http, None, {"Last-Event-ID": last_event_id})
-    calls = [call for choice in told for call in choice["delta"].get("tool_calls", ())]
+    calls = [call for choice in deltas for call in choice["delta"].get("tool_calls", ())]
     assert [call["function"].get("name") for call in calls if "id" in call] == ["weather"]
     arguments = "".join(call["function"]["arguments"] for call in calls)
     assert json.loads(arguments) in ({"city": "Bonn"}, {"city": "Rome"})
-    assert [choice["finish_reason"] for choice in told if choice["finish_reason"]] == ["tool_calls"]
+    assert [choice["finish_reason"] for choice in deltas if choice["finish_reason"]] == ["tool_calls"]
 
 
 class Step(pydantic.BaseModel):
@@ -154,10 +154,10 @@ class Sum(pydantic.BaseModel):
 
 async def test_answers_and_arguments_are_parsed_into_pydantic_models(ai: AsyncOpenAI) -> None:
     tool = openai.pydantic_function_tool(Sum, name="sum")
-    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": LIMIT, "seed": 2}
+    body: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": LIMIT, "seed": 2}
     whole, called = await asyncio.gather(
-        ai.chat.completions.parse(**asked, response_format=Sum),
-        ai.chat.completions.parse(**asked, tools=[tool], tool_choice="required", parallel_tool_calls=False),
+        ai.chat.completions.parse(**body, response_format=Sum),
+        ai.chat.completions.parse(**body, tools=[tool], tool_choice="required", parallel_tool_calls=False),
     )
     assert isinstance(whole.choices[0].message.parsed, Sum)
     calls = called.choices[0].message.tool_calls or []
@@ -186,33 +186,33 @@ async def test_a_schema_that_cannot_be_held_to_is_named(ai: AsyncOpenAI) -> None
 
 
 async def test_reasoning_is_separated(ai: AsyncOpenAI) -> None:
-    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": LIMIT}
+    body: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": LIMIT}
     extra = {"structured_outputs": {"regex": "<think>\n(four|two) and more\n</think>\n\nsix!"}}
 
     async def streamed() -> list[Any]:
-        stream = await ai.chat.completions.create(**asked, stream=True, extra_body=extra)
+        stream = await ai.chat.completions.create(**body, stream=True, extra_body=extra)
         return [chunk.choices[0].delta async for chunk in stream]
 
-    whole, deltas, kept = await asyncio.gather(
-        ai.chat.completions.create(**asked, extra_body=extra),
+    whole, deltas, without = await asyncio.gather(
+        ai.chat.completions.create(**body, extra_body=extra),
         streamed(),
-        ai.chat.completions.create(**asked, extra_body={**extra, "include_reasoning": False}),
+        ai.chat.completions.create(**body, extra_body={**extra, "include_reasoning": False}),
     )
     message: Any = whole.choices[0].message
     assert message.reasoning == message.reasoning_content
     assert message.reasoning in ("four and more", "two and more")
-    assert message.content == kept.choices[0].message.content == "six!"
-    assert getattr(kept.choices[0].message, "reasoning", None) is None
+    assert message.content == without.choices[0].message.content == "six!"
+    assert getattr(without.choices[0].message, "reasoning", None) is None
     assert "".join(delta.content or "" for delta in deltas) == "six!"
     assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas).endswith(" and more")
 
 
 async def test_a_model_with_optional_tools_answers_in_the_requested_form_or_calls(ai: AsyncOpenAI) -> None:
     strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [strict], "response_format": Sum}
-    asked["parallel_tool_calls"] = False
+    body: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [strict], "response_format": Sum}
+    body["parallel_tool_calls"] = False
     # Which of both, the first character decides; what the model makes of it is hot enough for either.
-    seeds = [ai.chat.completions.parse(**asked, max_tokens=LIMIT, seed=seed, temperature=5) for seed in range(16)]
+    seeds = [ai.chat.completions.parse(**body, max_tokens=LIMIT, seed=seed, temperature=5) for seed in range(16)]
     choices = [completion.choices[0] for completion in await asyncio.gather(*seeds)]
     for choice in choices:
         if choice.message.tool_calls:

@@ -66,17 +66,17 @@ async def test_a_search_ends_where_the_model_does_and_several_run_at_once(client
 
 async def test_all_steps_have_the_time_of_the_search(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
-    generate, asked = client.generate, list[tuple[Any, Any]]()
+    generate, requests = client.generate, list[tuple[Any, Any]]()
 
     async def generate_and_note(*args: Any, **options: Any) -> Any:
-        asked.append((options.get("deadline"), options.get("timeout_s")))
+        requests.append((options.get("deadline"), options.get("timeout_s")))
         return await generate(*args, **options)
 
     monkeypatch.setattr(client, "generate", generate_and_note)
     await client.beam_search(PROMPT, params, timeout_s=1000)
-    assert len(asked) == 1 + 2 + 2
-    assert asked[0][0] is not None
-    assert set(asked) == {(asked[0][0], None)}
+    assert len(requests) == 1 + 2 + 2
+    assert requests[0][0] is not None
+    assert set(requests) == {(requests[0][0], None)}
     with pytest.raises(errors.RequestFailedError, match="the search ended because its step") as caught:
         await client.beam_search(PROMPT, params, deadline=1.0)
     assert caught.value.code == "expired"

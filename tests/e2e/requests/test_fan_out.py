@@ -63,9 +63,9 @@ async def test_a_detached_request_gives_all_answers_to_another_client(deployment
 
 
 async def test_each_engine_request_has_one_answer(client: Client) -> None:
-    asked = EngineCoreRequest(request_id="two-at-once", prompt=PROMPT, sampling_params=SamplingParams(n=2))
+    request = EngineCoreRequest(request_id="two-at-once", prompt=PROMPT, sampling_params=SamplingParams(n=2))
     broker = await client._requests.broker("demo").find("two-at-once")
-    await broker.enqueue("two-at-once", msgspec.msgpack.encode(asked), result_ttl_ms=60_000)
+    await broker.enqueue("two-at-once", msgspec.msgpack.encode(request), result_ttl_ms=60_000)
     with pytest.raises(UnsupportedParameterError, match="n=2 is not supported"):
         await (await client.handle("two-at-once")).result()
 

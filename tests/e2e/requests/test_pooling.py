@@ -123,8 +123,8 @@ async def test_an_io_processor_turns_data_into_prompts_and_results_into_an_answe
         output = await client.encode(DataPrompt(THING, "nearest"), PoolingParams(dimensions=64), request_id="near")
         assert (output.request_id, output.outputs["of"], output.outputs["name"]) == ("near", "near", THING["names"][1])
         assert (output.prompt, output.model) == (DataPrompt(THING, "nearest"), "numbers")
-        wanted = await client.encode_all([THING["thing"], *THING["names"]], PoolingParams(dimensions=64))
-        counts = [one.usage.num_prompt_tokens for one in wanted if one.usage is not None]
+        expected = await client.encode_all([THING["thing"], *THING["names"]], PoolingParams(dimensions=64))
+        counts = [one.usage.num_prompt_tokens for one in expected if one.usage is not None]
         assert output.usage is not None
         assert output.usage.num_prompt_tokens == sum(counts)
         again = await client.encode(DataPrompt(THING, "nearest"), PoolingParams(dimensions=64), request_id="near")
@@ -228,7 +228,7 @@ async def test_a_thousand_texts_are_embedded_during_generations(
     alone = [(await client.generate(prompt, params, model="demo")).outputs[0].token_ids for prompt in prompts]
     await asyncio.to_thread(generating.hold_at, 8)
     streams = [client.stream(prompt, params, model="demo") for prompt in prompts]
-    told = [list((await anext(stream)).token_ids) for stream in streams]
+    token_lists = [list((await anext(stream)).token_ids) for stream in streams]
     num_done, some_done = 0, asyncio.Event()
 
     def count() -> None:
@@ -245,8 +245,8 @@ async def test_a_thousand_texts_are_embedded_during_generations(
             tokens += delta.token_ids
 
     embedding = client.encode_all(texts, PoolingParams(task="embed"), on_output=count, request_id="thousand")
-    outputs, _ = await asyncio.gather(embedding, asyncio.gather(go_on(), *map(follow, streams, told)))
-    assert told == alone
+    outputs, _ = await asyncio.gather(embedding, asyncio.gather(go_on(), *map(follow, streams, token_lists)))
+    assert token_lists == alone
     assert num_done == len(texts)
     assert [(output.prompt, output.request_id) for output in outputs] == [
         (text, f"thousand-{index}") for index, text in enumerate(texts)

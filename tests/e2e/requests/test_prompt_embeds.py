@@ -26,10 +26,10 @@ def embeds(embeddings: Embeddings) -> Any:
 
 async def test_embeddings_of_a_text_are_answered_as_the_text(client: Client, embeds: Any) -> None:
     as_text = await client.generate(QUESTION, GREEDY)
-    found = await client.generate(embeds, GREEDY)
-    assert (found.text, found.outputs[0].token_ids) == (as_text.text, as_text.outputs[0].token_ids)
-    assert found.usage is not None
-    assert found.usage.num_prompt_tokens == len(embeds)
+    output = await client.generate(embeds, GREEDY)
+    assert (output.text, output.outputs[0].token_ids) == (as_text.text, as_text.outputs[0].token_ids)
+    assert output.usage is not None
+    assert output.usage.num_prompt_tokens == len(embeds)
     several = await client.generate(embeds, SamplingParams(n=3, temperature=1.0, seed=4, max_tokens=12))
     same = await client.generate(QUESTION, SamplingParams(n=3, temperature=1.0, seed=4, max_tokens=12))
     assert [answer.token_ids for answer in several.outputs] == [answer.token_ids for answer in same.outputs]
@@ -38,7 +38,7 @@ async def test_embeddings_of_a_text_are_answered_as_the_text(client: Client, emb
 async def test_embeddings_that_cannot_be_served_are_refused_where_it_is_known(
     client: Client, deployment: LocalStack, embeds: Any
 ) -> None:
-    for prompt, said in (
+    for prompt, message in (
         (embeds[0], r"shape \[prompt tokens, hidden size\]"),
         (embeds.astype(np.float64), "float32, float16, bfloat16, got float64"),
         (embeds.astype(">f4"), "got >f4"),
@@ -46,7 +46,7 @@ async def test_embeddings_that_cannot_be_served_are_refused_where_it_is_known(
         (np.zeros((4, 3), np.float32), "hidden size is"),
         (embeds * np.inf, "must be finite"),
     ):
-        with np.errstate(invalid="ignore"), pytest.raises(errors.ValidationError, match=said):
+        with np.errstate(invalid="ignore"), pytest.raises(errors.ValidationError, match=message):
             await client.generate(prompt, GREEDY)
     with pytest.raises(errors.PromptTooLongError, match="3000 tokens"):
         await client.generate(np.zeros((3000, 2), np.float32), GREEDY)

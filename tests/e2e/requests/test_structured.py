@@ -45,17 +45,17 @@ def constrained(seed: int = 0, **grammar: Any) -> SamplingParams:
 
 
 async def test_json_validates_in_a_crowd_of_every_kind(client: Client) -> None:
-    asked = [(schema, seed) for schema in SCHEMAS for seed in range(3)]
-    answers = [client.generate(COUNT, constrained(seed, json=s, disable_any_whitespace=True)) for s, seed in asked]
+    cases = [(schema, seed) for schema in SCHEMAS for seed in range(3)]
+    answers = [client.generate(COUNT, constrained(seed, json=s, disable_any_whitespace=True)) for s, seed in cases]
     plain = [client.generate(COUNT, SamplingParams(temperature=0.0, max_tokens=64)) for _ in range(3)]
     regexes = [client.generate(COUNT, constrained(seed, regex=r"(four|five) \d{2}!")) for seed in range(3)]
     choices = [client.generate(COUNT, constrained(seed, choice=["even", "odd"])) for seed in range(3)]
     outputs = await asyncio.gather(*answers, *plain, *regexes, *choices)
     texts = [output.text for output in outputs]
     assert {output.outputs[0].finish_reason for output in outputs} == {"stop"}
-    for (schema, _), text in zip(asked, texts, strict=False):
+    for (schema, _), text in zip(cases, texts, strict=False):
         jsonschema.validate(json.loads(text), schema)
-    rest = texts[len(asked) :]
+    rest = texts[len(cases) :]
     assert rest[:3] == [" four five six seven eight nine."] * 3
     assert all(re.fullmatch(r"(four|five) \d{2}!", text) for text in rest[3:6])
     assert set(rest[6:]) <= {"even", "odd"}

@@ -61,12 +61,12 @@ async def test_prompt_logprobs_arrive_once_with_the_first_token(client: Client) 
     assert [(delta.child, delta.index) for delta in telling] == [(0, 0)]
     handle = await client.submit(COUNT, SamplingParams(temperature=0.0, max_tokens=8, prompt_logprobs=2))
     output = await handle.result()
-    told = output.prompt_logprobs
+    logprobs = output.prompt_logprobs
     assert output.usage is not None
-    assert told is not None
-    assert len(told) == output.usage.num_prompt_tokens
-    assert told[0] is None
-    for token, again in zip(told[1:], telling[0].prompt_logprobs, strict=True):
+    assert logprobs is not None
+    assert len(logprobs) == output.usage.num_prompt_tokens
+    assert logprobs[0] is None
+    for token, again in zip(logprobs[1:], telling[0].prompt_logprobs, strict=True):
         assert token is not None
         assert token.token_id == again.token_id
         assert math.isclose(token.logprob, again.logprob, abs_tol=1e-4)

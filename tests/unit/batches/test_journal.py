@@ -39,12 +39,12 @@ def test_each_row_has_one_line_whatever_the_journals_hold(tmp_path: Path) -> Non
 
     paths = {kind: tmp_path / "files" / kind for kind in ("output", "error")}
     (tmp_path / "files").mkdir()
-    written = write_output(tmp_path, paths, 5, lambda row: done(row, "unfinished", failed=True))
-    found = {kind: [msgspec.json.decode(line) for line in paths[kind].read_bytes().splitlines()] for kind in paths}
-    assert {(line["row"], line["text"]) for line in found["output"]} == {(0, "first"), (3, "first"), (1, "late")}
-    assert [(line["row"], line["text"]) for line in found["error"]] == [(2, "second"), (4, "unfinished")]
-    assert written.num_unfinished == 1
-    assert {kind: size for kind, (size, _) in written.sizes.items()} == {
+    counts = write_output(tmp_path, paths, 5, lambda row: done(row, "unfinished", failed=True))
+    rows = {kind: [msgspec.json.decode(line) for line in paths[kind].read_bytes().splitlines()] for kind in paths}
+    assert {(line["row"], line["text"]) for line in rows["output"]} == {(0, "first"), (3, "first"), (1, "late")}
+    assert [(line["row"], line["text"]) for line in rows["error"]] == [(2, "second"), (4, "unfinished")]
+    assert counts.num_unfinished == 1
+    assert {kind: size for kind, (size, _) in counts.sizes.items()} == {
         kind: path.stat().st_size for kind, path in paths.items()
     }
 

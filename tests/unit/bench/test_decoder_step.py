@@ -27,8 +27,8 @@ def test_report_has_bytes_read_and_time_of_a_step(tmp_path: Path, capsys: pytest
     config.write_text(json.dumps(SIZES))
     words = "--quantization int4 --requests 2 --query-len 3 --seq-len 20 --tiles off --rounds 2 --turn-s 0.001"
     assert main([*words.split(), "--config", str(config)]) == 0
-    told = capsys.readouterr().out
-    (cells,) = ([cell.strip() for cell in line.split("│")[1:-1]] for line in told.splitlines() if "this" in line)
+    text = capsys.readouterr().out
+    (cells,) = ([cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "this" in line)
     # Of each layer 128 + 64 + 128 + 64 outputs and 128 of the last layer, of 64 inputs in 4.25 bits; 32 places of two
     # requests' keys and values in blocks of 16.
     weights, cache = (2 * 384 + 128) * 64 * 17 // 32, 2 * 2 * 2 * 32 * 32 * 2

@@ -76,18 +76,18 @@ def test_reported_ratio_is_the_median_of_the_rounds() -> None:
 
 
 def test_goals_are_met_or_not_or_not_measured() -> None:
-    found = goals(row(side(ALONE, 130), side(SERVED, 120, idle_ttft_ms=3.5), side(VLLM_OFFLINE, 100)))
-    assert found["tokens/s, alone over vLLM offline"].state is State.MET
-    assert found["tokens/s, through Redis over alone"].state is State.NOT_MET
-    assert found["TTFT added by Redis at idle, p50, ms"].value == 2.5
-    assert found["TTFT added by Redis at idle, p50, ms"].state is State.NOT_MET
-    assert found["one request, ms/token, alone over llama.cpp"].state is State.NOT_MEASURED
+    results = goals(row(side(ALONE, 130), side(SERVED, 120, idle_ttft_ms=3.5), side(VLLM_OFFLINE, 100)))
+    assert results["tokens/s, alone over vLLM offline"].state is State.MET
+    assert results["tokens/s, through Redis over alone"].state is State.NOT_MET
+    assert results["TTFT added by Redis at idle, p50, ms"].value == 2.5
+    assert results["TTFT added by Redis at idle, p50, ms"].state is State.NOT_MET
+    assert results["one request, ms/token, alone over llama.cpp"].state is State.NOT_MEASURED
 
 
 def test_deterministic_and_prompts_have_goals() -> None:
-    found = goals(row(side(ALONE, 100), side(ALONE_DETERMINISTIC, 94), side(VLLM_OFFLINE, 100)))
-    assert found["tokens/s, alone and deterministic over alone"].state is State.NOT_MET
-    assert found["prompt of 128 tokens, ms, alone over vLLM offline"].value == 1.0
+    results = goals(row(side(ALONE, 100), side(ALONE_DETERMINISTIC, 94), side(VLLM_OFFLINE, 100)))
+    assert results["tokens/s, alone and deterministic over alone"].state is State.NOT_MET
+    assert results["prompt of 128 tokens, ms, alone over vLLM offline"].value == 1.0
 
 
 def test_int8_weights_have_a_separate_goal_and_no_bandwidth_share() -> None:
@@ -114,8 +114,8 @@ def test_wrong_or_missing_output_prints_no_speed() -> None:
     assert "not installed" in text
     assert "1,234" in text
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()]
-    said, *speeds = [cells for name, *cells in rows if name == SERVED]
-    assert said == ["wrong", "token 3 of request 0"]
+    first, *speeds = [cells for name, *cells in rows if name == SERVED]
+    assert first == ["wrong", "token 3 of request 0"]
     assert len(speeds) == 2
     assert {cell for cells in speeds for cell in cells} == {"wrong", "-"}
     assert "50%" in next(line for line in text.splitlines() if ALONE in line and "20.0" in line)
@@ -142,8 +142,8 @@ def test_a_rival_queue_that_is_not_installed_leaves_its_goal_open() -> None:
         return Pairing(way="way", rival=rival, num_requests=1, per_s=1.0, ratio=ratio)
 
     rivals = [pairing("arq", None), pairing("arq", None), pairing("XADD", 0.4)]
-    found = list(enqueue_goals(EnqueueRow(rounds=1, payload_bytes=1, pairings=rivals)))
-    assert [goal.state for goal in found] == [State.NOT_MEASURED, State.NOT_MET]
+    results = list(enqueue_goals(EnqueueRow(rounds=1, payload_bytes=1, pairings=rivals)))
+    assert [goal.state for goal in results] == [State.NOT_MEASURED, State.NOT_MET]
 
 
 def test_figures_of_a_run() -> None:
@@ -162,10 +162,10 @@ def test_figures_of_a_run() -> None:
         phase(ONE_AT_A_TIME, [1.5, 1.6, 1.8], sent_s=1.0),
         phase(IDLE, [0.25], sent_s=0.125),
     ]
-    found = Figures.from_run(SideRun(ready_s=1.0, rss_bytes=1, peak_rss_bytes=2, phases=phases))
-    assert found.tokens_per_s == 2.5
-    assert (found.ttft_p50_ms, found.ttft_p99_ms) == pytest.approx((100, 300))
-    assert (found.itl_p50_ms, found.itl_p99_ms) == pytest.approx((100, 100))
-    assert found.single_ms_per_token == pytest.approx(150)
-    assert found.single_ttft_ms == pytest.approx(500)
-    assert found.idle_ttft_ms == pytest.approx(125)
+    run = Figures.from_run(SideRun(ready_s=1.0, rss_bytes=1, peak_rss_bytes=2, phases=phases))
+    assert run.tokens_per_s == 2.5
+    assert (run.ttft_p50_ms, run.ttft_p99_ms) == pytest.approx((100, 300))
+    assert (run.itl_p50_ms, run.itl_p99_ms) == pytest.approx((100, 100))
+    assert run.single_ms_per_token == pytest.approx(150)
+    assert run.single_ttft_ms == pytest.approx(500)
+    assert run.idle_ttft_ms == pytest.approx(125)

@@ -61,16 +61,16 @@ def test_wrong_or_missing_sides_have_no_speed() -> None:
     assert all(goal.value is None for goal in lora_goals(row))
     console = Console(file=io.StringIO(), width=200, record=True)
     console.print(lora_table(row))
-    said = " ".join(console.export_text().split())
-    assert "wrong" in said
-    assert "with adapter 1" in said
-    assert "not installed" in said
+    text = " ".join(console.export_text().split())
+    assert "wrong" in text
+    assert "with adapter 1" in text
+    assert "not installed" in text
 
 
 def test_errors_in_mixed_batches_are_reported_next_to_the_speed() -> None:
     side = LoraSide(name=VLLM, wrong_mixed="token 0", off=[50.0], on={NONE: [50.0], ONE: [40.0], EIGHT: [30.0]})
     console = Console(file=io.StringIO(), width=300, record=True)
     console.print(lora_table(row_of(side)))
-    said = " ".join(console.export_text().split())
-    assert "wrong where a batch has requests with and without: token 0" in said
-    assert "40.0, 0.80" in said
+    text = " ".join(console.export_text().split())
+    assert "wrong where a batch has requests with and without: token 0" in text
+    assert "40.0, 0.80" in text

@@ -111,11 +111,11 @@ def test_results_are_written_before_the_next_row_begins(
 
 
 def test_a_row_that_cannot_be_drawn_is_reported_and_the_others_are_drawn() -> None:
-    found = report(growth=NO_GROWTH, follow=FOLLOWED)
-    found.goals = all_goals(found)
-    text = printed(found)
+    page = report(growth=NO_GROWTH, follow=FOLLOWED)
+    page.goals = all_goals(page)
+    text = printed(page)
     assert "70,000" in text
-    assert [goal.model for goal in found.goals] == ["none"]
+    assert [goal.model for goal in page.goals] == ["none"]
     assert "failed: growth: IndexError" in text
 
 
@@ -126,18 +126,18 @@ def test_a_rate_of_nothing_has_no_share_and_no_ratio() -> None:
     assert cost.share_of(None) is None
     row = engines(side(ALONE, 100.0), side(SERVED, 0.0), side(VLLM_OFFLINE, 0.0))
     assert row.ratio(ALONE, VLLM_OFFLINE, "tokens_per_s") is None
-    found = report(engines=[row], durability=cost)
-    found.goals = all_goals(found)
-    text = printed(found)
+    page = report(engines=[row], durability=cost)
+    page.goals = all_goals(page)
+    text = printed(page)
     assert "share of served" not in text
-    assert not found.failures, text
+    assert not page.failures, text
 
 
 def test_each_table_reports_the_load_of_other_processes() -> None:
     load = OtherLoad(ours_share=0.5, others_share=0.25, steal_share=0.0625, num_cores=2, wall_s=1.0)
-    found = report(engines=[engines(side(ALONE, 100.0))], follow=FOLLOWED)
-    found.other_load = {engine_label("tiny"): load, "follow": load}
-    text = " ".join(printed(found).split())
+    page = report(engines=[engines(side(ALONE, 100.0))], follow=FOLLOWED)
+    page.other_load = {engine_label("tiny"): load, "follow": load}
+    text = " ".join(printed(page).split())
     # Three of the engines; a caption may be broken into lines.
     assert text.count("other processes took 25%") == 4
 
@@ -145,8 +145,8 @@ def test_each_table_reports_the_load_of_other_processes() -> None:
 def test_time_of_others_is_busy_time_minus_ours() -> None:
     before = CpuTimes(total_s=100.0, busy_s=50.0, steal_s=1.0, ours_s=10.0)
     after = CpuTimes(total_s=120.0, busy_s=65.0, steal_s=2.0, ours_s=20.0)
-    found = other_load(before, after, 2)
-    assert found == OtherLoad(ours_share=0.5, others_share=0.25, steal_share=0.05, num_cores=2, wall_s=10.0)
+    load = other_load(before, after, 2)
+    assert load == OtherLoad(ours_share=0.5, others_share=0.25, steal_share=0.05, num_cores=2, wall_s=10.0)
     assert other_load(before, before, 2) is None
 
 
@@ -205,8 +205,8 @@ def test_a_real_model_is_found_by_its_folder_and_checked(tmp_path: Path, monkeyp
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     assert SMOLLM2.find() is None
     (tmp_path / "smollm2.gguf").write_bytes(b"GGUF")
-    found = SMOLLM2.find()
-    assert found is not None
-    assert found == tmp_path / "smollm2.gguf"
+    model = SMOLLM2.find()
+    assert model is not None
+    assert model == tmp_path / "smollm2.gguf"
     with pytest.raises(ConfigurationError, match=f"not {SMOLLM2.sha256}; install it again"):
-        SMOLLM2.check(found)
+        SMOLLM2.check(model)

@@ -88,13 +88,13 @@ def test_sides_with_different_answers_have_no_speed() -> None:
 
 
 def test_rivals_run_without_and_with_speculation() -> None:
-    found = rivals(frozenset({"vllm", "llama"}), Path("nowhere"))
-    assert [(one.off.name, one.on.name) for one in found] == [
+    names = rivals(frozenset({"vllm", "llama"}), Path("nowhere"))
+    assert [(one.off.name, one.on.name) for one in names] == [
         ("vLLM offline, off", "vLLM offline, ngram"),
         ("llama.cpp, off", "llama.cpp, prompt lookup"),
     ]
-    assert [one.is_batching for one in found] == [True, False]
-    assert {one.why_missing for one in found} == {"not installed"}
+    assert [one.is_batching for one in names] == [True, False]
+    assert {one.why_missing for one in names} == {"not installed"}
 
 
 def test_ours_gives_each_answer_both_ways_and_begins_with_either() -> None:

@@ -58,19 +58,19 @@ def test_two_owners_fail_the_run_even_with_right_output() -> None:
 
 
 def test_data_loss_fails_the_run_unless_it_was_injected() -> None:
-    gone = sighting([65, 66], is_gone=True)
-    assert judge([WHOLE], [gone], OWNERS, num_kills=1).lost == 1
-    excused = judge([WHOLE], [WHOLE, gone], OWNERS, num_kills=1, loses_data=True)
+    absent = sighting([65, 66], is_gone=True)
+    assert judge([WHOLE], [absent], OWNERS, num_kills=1).lost == 1
+    excused = judge([WHOLE], [WHOLE, absent], OWNERS, num_kills=1, loses_data=True)
     assert (excused.is_clean, excused.num_gone) == (True, 1)
     # What it saw must be right all the same, and a stream without an end is never excused.
     assert judge([WHOLE], [sighting([65, 67], is_gone=True)], OWNERS, num_kills=1, loses_data=True).different == 1
     assert judge([WHOLE], [CUT], OWNERS, num_kills=1, loses_data=True).lost == 1
     # If all is gone, nothing was shown.
-    assert not judge([WHOLE], [gone], OWNERS, num_kills=1, loses_data=True).is_clean
+    assert not judge([WHOLE], [absent], OWNERS, num_kills=1, loses_data=True).is_clean
 
 
 @pytest.mark.parametrize(
-    ("seen", "harm"),
+    ("observed", "harm"),
     [
         (CUT, "lost"),
         (sighting([65, 66, 68], "length"), "different"),
@@ -78,8 +78,8 @@ def test_data_loss_fails_the_run_unless_it_was_injected() -> None:
         (sighting([65], error="engine_dead: …"), "failed"),
     ],
 )
-def test_harms(seen: Sighting, harm: str) -> None:
-    verdict = judge([WHOLE], [seen], OWNERS, num_kills=1)
+def test_harms(observed: Sighting, harm: str) -> None:
+    verdict = judge([WHOLE], [observed], OWNERS, num_kills=1)
     assert getattr(verdict, harm) == 1
     assert not verdict.is_clean
 

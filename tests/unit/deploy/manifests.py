@@ -22,10 +22,10 @@ _OF_GATEWAYS = re.compile(r"penstock_(http|gateway)_\w+")
 
 def tool(name: str) -> str:
     """The path of a program, or a skipped test."""
-    found = shutil.which(name)
-    if found is None:
+    program = shutil.which(name)
+    if program is None:
         pytest.skip(f"{name} is not on the PATH")
-    return found
+    return program
 
 
 def kustomized(folder: str) -> list[dict[str, Any]]:
@@ -35,11 +35,11 @@ def kustomized(folder: str) -> list[dict[str, Any]]:
 
 @functools.cache
 def _kustomize(folder: str) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         [tool("kubectl"), "kustomize", str(DEPLOY / "kubernetes" / folder)], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def alert_rules() -> dict[str, Any]:
@@ -48,10 +48,10 @@ def alert_rules() -> dict[str, Any]:
 
 def unknown_metrics(expression: str) -> set[str]:
     """The metrics of a PromQL expression that nothing of ours exports."""
-    known = set()
+    kinds = set()
     for spec in ALL.values():
         suffixes = {MetricKind.COUNTER: ("_total",), MetricKind.GAUGE: ("",)}
         for suffix in suffixes.get(spec.kind, ("_bucket", "_sum", "_count")):
-            known.add(f"penstock_{spec.name}{suffix}")
+            kinds.add(f"penstock_{spec.name}{suffix}")
     named = set(re.findall(r"\bpenstock_\w+", expression))
-    return {name for name in named - known if not _OF_GATEWAYS.fullmatch(name)}
+    return {name for name in named - kinds if not _OF_GATEWAYS.fullmatch(name)}

@@ -23,8 +23,8 @@ def instructions(path: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_hadolint_finds_nothing(path: Path) -> None:
-    done = subprocess.run([tool("hadolint"), str(path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    result = subprocess.run([tool("hadolint"), str(path)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

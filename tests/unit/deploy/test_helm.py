@@ -23,20 +23,20 @@ REFERENCE = re.compile(r"\{\{ (\S+) \}\}")
 
 def render(values: dict[str, Any], namespace: str = "penstock") -> list[dict[str, Any]]:
     """What Helm would make of it; anything else than comments, conditions on values, and values is no YAML any more."""
-    known = {"Values": values, "Release": {"Namespace": namespace}}
+    context = {"Values": values, "Release": {"Namespace": namespace}}
 
     def value(reference: str) -> Any:
-        return reduce(lambda found, name: found[name], reference.removeprefix(".").split("."), known)
+        return reduce(lambda mapping, name: mapping[name], reference.removeprefix(".").split("."), context)
 
     text = COMMENT.sub("", (CHART / "templates" / "penstock.yaml").read_text())
-    text = CONDITION.sub(lambda found: found[2] if value(found[1]) else "", text)
-    text = REFERENCE.sub(lambda found: str(value(found[1])), text)
+    text = CONDITION.sub(lambda match: match[2] if value(match[1]) else "", text)
+    text = REFERENCE.sub(lambda match: str(value(match[1])), text)
     assert "{{" not in text
     return load_yaml_all(text)
 
 
 def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(found["kind"], found["metadata"]["name"]): found for found in objects}
+    return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in objects}
 
 
 def test_with_its_own_values_it_gives_the_manifests() -> None:

@@ -24,7 +24,7 @@ WORKLOADS = ("Deployment", "StatefulSet")
 
 
 def of_kind(folder: str, *kinds: str) -> list[dict[str, Any]]:
-    return [found for found in kustomized(folder) if found["kind"] in kinds]
+    return [manifest for manifest in kustomized(folder) if manifest["kind"] in kinds]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -35,7 +35,9 @@ def test_kubernetes_knows_every_field(folder: str) -> None:
 
 
 def test_the_validator_refuses_wrong_manifests() -> None:
-    (worker,) = [found for found in of_kind("base", "Deployment") if found["metadata"]["name"] == "penstock-worker"]
+    (worker,) = [
+        manifest for manifest in of_kind("base", "Deployment") if manifest["metadata"]["name"] == "penstock-worker"
+    ]
     worker["spec"]["template"]["spec"]["containers"][0]["livenessprobe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(worker, VERSION, strict=True)
@@ -53,13 +55,13 @@ def definitions() -> dict[str, Any]:
     folder = os.environ.get(SCHEMAS_VARIABLE)
     if not folder:
         pytest.skip(f"{SCHEMAS_VARIABLE} names no folder with the definitions of KEDA and the Prometheus operator")
-    found = {}
+    resources = {}
     for path in Path(folder).glob("*.yaml"):
         definition = load_yaml(path.read_text())
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         close(schema["properties"]["spec"])
-        found[definition["spec"]["names"]["kind"]] = schema
-    return found
+        resources[definition["spec"]["names"]["kind"]] = schema
+    return resources
 
 
 def close(schema: Any) -> None:
@@ -135,7 +137,7 @@ def test_probes_services_and_monitors_name_existing_ports() -> None:
 
 
 def test_a_pod_has_longer_to_end_than_its_process_takes() -> None:
-    deployments = {found["metadata"]["name"]: found for found in of_kind("base", "Deployment")}
+    deployments = {manifest["metadata"]["name"]: manifest for manifest in of_kind("base", "Deployment")}
     pod = deployments["penstock-worker"]["spec"]["template"]["spec"]
     (drain,) = [v["value"] for v in pod["containers"][0]["env"] if v["name"] == "PENSTOCK_DRAIN_TIMEOUT"]
     assert pod["terminationGracePeriodSeconds"] >= float(drain) + 15

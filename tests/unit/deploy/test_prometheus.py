@@ -30,8 +30,8 @@ def test_promtool_takes_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "rules").mkdir()
     shutil.copy(DEPLOY / "prometheus" / "penstock.yml", tmp_path / "rules")
     command = [promtool, "check", "config", "prometheus.yml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def keeps_engines(relabelings: list[dict[str, Any]], sources: str) -> bool:
@@ -42,17 +42,17 @@ def keeps_engines(relabelings: list[dict[str, Any]], sources: str) -> bool:
 def test_compose_reads_engines_from_workers_alone() -> None:
     """`penstock metrics` tells of them, too, and boards add up what is there."""
     scraped = load_yaml((DEPLOY / "compose" / "prometheus.yml").read_text())
-    kept = {
+    metrics = {
         job["static_configs"][0]["targets"][0]
         for job in scraped["scrape_configs"]
         if keeps_engines(job.get("metric_relabel_configs", []), "source_labels")
     }
     # A gateway tells of engines only if asked to (`--metrics deployment`), which the compose file does not.
-    assert kept == {"worker:9465", "gateway:8000"}
+    assert metrics == {"worker:9465", "gateway:8000"}
 
 
 def test_a_cluster_reads_engines_from_workers_alone() -> None:
-    monitors = {found["kind"]: found["spec"] for found in kustomized("monitoring")}
+    monitors = {manifest["kind"]: manifest["spec"] for manifest in kustomized("monitoring")}
     (services,), (pods,) = monitors["ServiceMonitor"]["endpoints"], monitors["PodMonitor"]["podMetricsEndpoints"]
     assert not keeps_engines(services["metricRelabelings"], "sourceLabels")
     assert keeps_engines(pods.get("metricRelabelings", []), "sourceLabels")

@@ -44,18 +44,18 @@ def test_systemd_takes_it(unit: Path, tmp_path: Path) -> None:
     text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE)
     copy = tmp_path / unit.name
     copy.write_text(text)
-    done = subprocess.run([tool("systemd-analyze"), "verify", str(copy)], capture_output=True, text=True, check=False)
-    said = [line for line in done.stderr.splitlines() if unit.stem.rstrip("@") in line]
-    assert (done.returncode, said) == (0, []), done.stderr
+    result = subprocess.run([tool("systemd-analyze"), "verify", str(copy)], capture_output=True, text=True, check=False)
+    warnings = [line for line in result.stderr.splitlines() if unit.stem.rstrip("@") in line]
+    assert (result.returncode, warnings) == (0, []), result.stderr
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_it_may_do_little(unit: Path) -> None:
     command = [tool("systemd-analyze"), "security", "--offline=true", "--no-pager", str(unit)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r"exposure level for \S+: ([\d.]+)", done.stdout)
-    assert found, done.stdout[-500:] + done.stderr
-    assert float(found[1]) <= MOST_EXPOSED
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    match = re.search(r"exposure level for \S+: ([\d.]+)", result.stdout)
+    assert match, result.stdout[-500:] + result.stderr
+    assert float(match[1]) <= MOST_EXPOSED
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)

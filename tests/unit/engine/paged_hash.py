@@ -100,14 +100,16 @@ class PagedHash:
         verification = Verification(step, output.requests, sampled)
         while len(wave := verification.next_wave()):
             rows, num_tokens = verification.rows_of(wave)
-            found = [
+            hashes = [
                 self._token(step, index, count, [])
                 for index, count in zip(step.sampled[wave].tolist(), num_tokens.tolist(), strict=True)
             ]
             # Behind the guess that came true, there are the logits of the next token.
             assert (step.positions[step.logit_rows[verification.logits_of(wave)]] == num_tokens - 1).all()
-            self._batch.append_tokens(rows, np.array(found))
-            verification.add_wave(wave, np.array(found), {place: judged(found[place]) for place in range(len(found))})
+            self._batch.append_tokens(rows, np.array(hashes))
+            verification.add_wave(
+                wave, np.array(hashes), {place: judged(hashes[place]) for place in range(len(hashes))}
+            )
 
     def _tokens(self, output: SchedulerOutput, step: StepInput, index: int, num_known: int) -> list[int]:
         """The tokens of one request: as many as ``num_at_once`` says, whether or not one of them ends it."""
@@ -128,9 +130,9 @@ class PagedHash:
         return tokens
 
     def _token(self, step: StepInput, index: int, num_known: int, following: list[int]) -> int:
-        seen = np.append(self._cache[self._slots(step, index, np.arange(num_known))], following)
-        assert (seen >= 0).all(), "a slot that nobody has written was read"
-        return int((seen * (np.arange(len(seen)) % 5 + 3)).sum() * 7919 % 1009 % VOCAB_SIZE)
+        context = np.append(self._cache[self._slots(step, index, np.arange(num_known))], following)
+        assert (context >= 0).all(), "a slot that nobody has written was read"
+        return int((context * (np.arange(len(context)) % 5 + 3)).sum() * 7919 % 1009 % VOCAB_SIZE)
 
     def _slots(self, step: StepInput, index: int, positions: IntArray) -> IntArray:
         blocks = self._batch.block_table[step.rows[index], positions // BLOCK_SIZE]
@@ -263,15 +265,15 @@ def alone(arrival: Arrival) -> tuple[list[int], End]:
 def verify(load: list[Arrival], outcome: Outcome) -> None:
     for index, arrival in enumerate(load):
         expected, reason = alone(arrival)
-        found = outcome.tokens[str(index)]
+        tokens = outcome.tokens[str(index)]
         if arrival.abort_step is None:
-            assert (found, outcome.ends[str(index)]) == (expected, reason)
+            assert (tokens, outcome.ends[str(index)]) == (expected, reason)
         else:
-            assert found == expected[: len(found)]
+            assert tokens == expected[: len(tokens)]
 
 
 def arrival(**fields: object) -> Arrival:
-    given: dict = {
+    options: dict = {
         "step": 0,
         "prompt": [5, 6],
         "num_delivered": 0,
@@ -280,4 +282,4 @@ def arrival(**fields: object) -> Arrival:
         "priority": 0,
         "ignore_eos": True,
     }
-    return Arrival(**{**given, **fields})
+    return Arrival(**{**options, **fields})

@@ -23,7 +23,7 @@ def folder_of(tmp_path: Path, settings: Any = None, file: str = "config.json", *
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "by bitsandbytes"),
         ({"load_in_8bit": True}, "by bitsandbytes"),
@@ -46,8 +46,8 @@ def folder_of(tmp_path: Path, settings: Any = None, file: str = "config.json", *
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "by modelopt with quant_algo 'NVFP4'"),
     ],
 )
-def test_unreadable_formats_are_named_with_a_remedy(tmp_path: Path, settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ModelLoadError, match=told) as caught:
+def test_unreadable_formats_are_named_with_a_remedy(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message) as caught:
         resolve_model_folder(str(folder_of(tmp_path, settings)))
     assert "Penstock reads fp8" in str(caught.value)
     assert str(caught.value).endswith("--quantization int8")
@@ -74,9 +74,9 @@ def test_invalid_settings_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_sources_of_the_declaration(tmp_path: Path, settings: dict[str, Any], file: str, method: str) -> None:
-    found = declared_quantization(folder_of(tmp_path, file=file, **settings))
-    assert found is not None
-    assert (found.method, found.source) == (method, file)
+    result = declared_quantization(folder_of(tmp_path, file=file, **settings))
+    assert result is not None
+    assert (result.method, result.source) == (method, file)
 
 
 def test_a_plain_model_declares_nothing(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def test_the_dump_has_scheduler_batch_and_requests(fail: Fail) -> None:
     assert (event["scheduler"]["num_running_reqs"], event["scheduler"]["num_waiting_reqs"]) == (2, 0)
     assert (event["num_free_blocks"], event["num_blocks"], event["device_memory_bytes"]) == (6, 8, 4321)
     request = event["requests"][1]
-    told = ("request_id", "status", "num_tokens", "num_prompt_tokens", "num_computed_tokens", "num_new_tokens")
-    assert [request[name] for name in told] == ["r1", "running", 4, 3, 0, 4]
+    names = ("request_id", "status", "num_tokens", "num_prompt_tokens", "num_computed_tokens", "num_new_tokens")
+    assert [request[name] for name in names] == ["r1", "running", 4, 3, 0, 4]
     assert len(request["block_table"]) == 1
     params = request["sampling_params"]
     assert (params["temperature"], params["max_tokens"], params["seed"]) == (0.5, 9, 11)
@@ -76,14 +76,14 @@ def test_the_dump_has_scheduler_batch_and_requests(fail: Fail) -> None:
 
 def test_the_dump_has_no_prompt_by_default(fail: Fail, tmp_path: Path) -> None:
     event = fail(StepDump(str(tmp_path)))
-    written = Path(event["file"]).read_text()
+    text = Path(event["file"]).read_text()
     for secret in SECRETS:
         assert str(secret) not in repr({name: value for name, value in event.items() if name != "file"})
-        assert str(secret) not in json.dumps({**json.loads(written), "trace": ""})
-    asked = fail(StepDump(shows_prompts=True))
-    assert asked["requests"][0]["prompt_token_ids"] == PROMPT
-    assert asked["requests"][0]["output_token_ids"] == [DELIVERED]
-    assert asked["file"] is None
+        assert str(secret) not in json.dumps({**json.loads(text), "trace": ""})
+    event_with_prompts = fail(StepDump(shows_prompts=True))
+    assert event_with_prompts["requests"][0]["prompt_token_ids"] == PROMPT
+    assert event_with_prompts["requests"][0]["output_token_ids"] == [DELIVERED]
+    assert event_with_prompts["file"] is None
 
 
 def test_each_failure_gets_a_file_with_its_traceback(fail: Fail, tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def core(script: Script) -> EngineCore:
 
 
 def request(request_id: str = "r", **fields: Any) -> EngineCoreRequest:
-    given: dict[str, Any] = {"prompt_token_ids": [1, 2], "sampling_params": SamplingParams(max_tokens=3), **fields}
-    return EngineCoreRequest(request_id=request_id, **given)
+    values: dict[str, Any] = {"prompt_token_ids": [1, 2], "sampling_params": SamplingParams(max_tokens=3), **fields}
+    return EngineCoreRequest(request_id=request_id, **values)
 
 
 @pytest.mark.parametrize(

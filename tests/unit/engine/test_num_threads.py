@@ -11,7 +11,7 @@ LARGE, SMALL = 135_000_000, 1_000_000
 
 
 @pytest.mark.parametrize(
-    ("cores", "num_engines", "num_parameters", "asked", "of_torch", "of_our_own"),
+    ("cores", "num_engines", "num_parameters", "num_requested", "of_torch", "of_our_own"),
     [
         (2, 1, LARGE, 0, 1, 2),
         (16, 1, LARGE, 0, 15, 16),
@@ -27,12 +27,12 @@ def test_threads_of_torch_leave_a_core_to_others_and_our_own_need_not(
     cores: int,
     num_engines: int,
     num_parameters: int,
-    asked: int,
+    num_requested: int,
     of_torch: int,
     of_our_own: int,
 ) -> None:
     monkeypatch.setattr(host_setup, "usable_cores", lambda: cores)
-    config = EngineConfig(model="m", num_threads=asked, num_engines_on_host=num_engines)
+    config = EngineConfig(model="m", num_threads=num_requested, num_engines_on_host=num_engines)
     assert host_setup.choose_num_threads(config, num_parameters, is_native=False) == of_torch
     assert host_setup.choose_num_threads(config, num_parameters, is_native=True) == of_our_own
 

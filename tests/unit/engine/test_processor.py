@@ -24,15 +24,15 @@ CPU implementer	: 0x41
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (XEON, ("Intel(R) Xeon(R) Processor", ["avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"])),
         (ARM, ("", ["asimd", "asimddp", "i8mm", "bf16"])),
         ("", ("", [])),
     ],
 )
-def test_linux_data_of_the_first_processor(text: str, found: tuple[str, list[str]]) -> None:
-    assert read_cpuinfo(text) == found
+def test_linux_data_of_the_first_processor(text: str, expected: tuple[str, list[str]]) -> None:
+    assert read_cpuinfo(text) == expected
 
 
 def test_this_machine_has_one() -> None:

@@ -16,9 +16,9 @@ ENGINE = cast(RpcEngine, object())
 
 
 def module(**functions: Any) -> ModuleType:
-    made = ModuleType("made")
-    vars(made).update(functions)
-    return made
+    source_module = ModuleType("made")
+    vars(source_module).update(functions)
+    return source_module
 
 
 @rpc_method("add")

@@ -73,11 +73,11 @@ def test_sglangs_words() -> None:
     ids=["json", "json_object", "choice", "grammar", "regex"],
 )
 def test_grammars(grammar: dict[str, Any], llamas: dict[str, Any] | None, sglangs: dict[str, Any]) -> None:
-    wanted = StructuredOutputsParams(**grammar)
-    sampling = DIALECTS["sglang"].body(_server_call(structured_outputs=wanted))["sampling_params"]
+    constraint = StructuredOutputsParams(**grammar)
+    sampling = DIALECTS["sglang"].body(_server_call(structured_outputs=constraint))["sampling_params"]
     assert sampling.items() >= sglangs.items()
     if llamas is not None:
-        assert DIALECTS["llama"].body(_server_call(structured_outputs=wanted)).items() >= llamas.items()
+        assert DIALECTS["llama"].body(_server_call(structured_outputs=constraint)).items() >= llamas.items()
 
 
 @pytest.mark.parametrize(

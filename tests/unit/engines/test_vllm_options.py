@@ -72,9 +72,9 @@ def test_options_that_vllm_takes_are_fields() -> None:
 
 @pytest.mark.parametrize("name", ["engine_python", "engine_options"])
 def test_our_engine_takes_no_options_of_another(name: str) -> None:
-    given: dict[str, Any] = {name: "x"}
+    fields: dict[str, Any] = {name: "x"}
     with pytest.raises(ConfigurationError, match=f"^{name} is not for Penstock's own engine"):
-        EngineConfig(model="/m", **given)
+        EngineConfig(model="/m", **fields)
 
 
 def test_options_set_by_the_operator_are_not_replaced() -> None:

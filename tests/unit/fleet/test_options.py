@@ -24,7 +24,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--ray", "auto", "--redis-url", "redis://here"), "--ray requires --engines MIN:MAX"),
         (("--ray", "auto", "--engines", "1:8"), "--ray needs --redis-url"),
@@ -45,14 +45,14 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     ],
 )
 def test_contradicting_options_are_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], told: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.delenv("PENSTOCK_REDIS_URL", raising=False)
     try:
         sentence = refusal(capsys, *words)
     except SystemExit:
         sentence = capsys.readouterr().err
-    assert told in sentence
+    assert message in sentence
 
 
 def test_without_ray_a_sentence_names_the_extra(
@@ -70,8 +70,22 @@ def test_without_ray_a_sentence_names_the_extra(
 def test_agents_get_the_given_options_without_the_fleets() -> None:
     settings = read(
         START,
-        *(*FLEET, "--model", "m", "--max-num-seqs", "8", "--no-log-requests", "--rpc-module", "a", "--rpc-module", "b"),
-        *("--worker-name", "w", "--wanted-wait", "3", "--kv-cache-memory", "1GiB"),
+        *FLEET,
+        "--model",
+        "m",
+        "--max-num-seqs",
+        "8",
+        "--no-log-requests",
+        "--rpc-module",
+        "a",
+        "--rpc-module",
+        "b",
+        "--worker-name",
+        "w",
+        "--wanted-wait",
+        "3",
+        "--kv-cache-memory",
+        "1GiB",
         environment={"PENSTOCK_DTYPE": "float32"},
     )
     assert passed_on(settings, "cpu", 2) == {

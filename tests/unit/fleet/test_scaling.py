@@ -80,11 +80,13 @@ def test_a_gap_in_observations_does_not_hurry_scaling() -> None:
     st.integers(1, 8),
     st.lists(st.tuples(st.floats(0.1, 20.0), st.floats(0.0, 200.0), st.floats(0.0, 8.0)), max_size=60),
 )
-def test_it_never_turns_round_within_its_windows(least: int, more: int, seen: list[tuple[float, float, float]]) -> None:
+def test_it_never_turns_round_within_its_windows(
+    least: int, more: int, loads: list[tuple[float, float, float]]
+) -> None:
     """Whatever the load does: the bounds hold, and a fleet that has grown stays for as long as it waits to shrink."""
     rule = scaling(least=least, most=least + more, grow_after_s=5.0, shrink_after_s=30.0)
     now, present, changes = 0.0, least, [(0.0, least)]
-    for step_s, wait_s, busy in seen:
+    for step_s, wait_s, busy in loads:
         now += step_s
         target = rule.target(now, load(wait_s, present, busy=min(busy, present)), present)
         assert least <= target <= least + more

@@ -27,17 +27,17 @@ def browser(*origins: str) -> TestClient:
 def allowed(client: TestClient, origin: str) -> str | None:
     """Which origin may read the answer, by the request itself and by what is asked before it."""
     plain = client.get("/", headers={"origin": origin})
-    asked = client.options("/", headers={"origin": origin, "access-control-request-method": "POST"})
+    response = client.options("/", headers={"origin": origin, "access-control-request-method": "POST"})
     assert plain.status_code == 200
-    assert (asked.status_code == 200) == ("access-control-allow-origin" in plain.headers)
-    for answer in (plain, asked):
+    assert (response.status_code == 200) == ("access-control-allow-origin" in plain.headers)
+    for answer in (plain, response):
         assert "access-control-allow-credentials" not in answer.headers
         assert answer.headers.get("access-control-allow-origin") == plain.headers.get("access-control-allow-origin")
     return plain.headers.get("access-control-allow-origin")
 
 
 @pytest.mark.parametrize(
-    ("given", "inside", "outside"),
+    ("pattern", "inside", "outside"),
     [
         ("https://example.org", ["https://example.org"], ["http://example.org", "https://a.example.org"]),
         (
@@ -60,8 +60,8 @@ def allowed(client: TestClient, origin: str) -> str | None:
         ("http://[::1]:3000", ["http://[::1]:3000"], ["http://[::1]"]),
     ],
 )
-def test_a_pattern_matches_its_origins(given: str, inside: list[str], outside: list[str]) -> None:
-    client = browser("https://other.example", given)
+def test_a_pattern_matches_its_origins(pattern: str, inside: list[str], outside: list[str]) -> None:
+    client = browser("https://other.example", pattern)
     assert [allowed(client, origin) for origin in inside] == inside
     assert [allowed(client, origin) for origin in outside] == [None] * len(outside)
     assert allowed(client, "https://other.example") == "https://other.example"
@@ -75,10 +75,10 @@ def test_an_asterisk_lets_every_page_in_without_credentials() -> None:
 def test_headers_of_sdks_are_allowed() -> None:
     headers = {"origin": "https://example.org", "access-control-request-method": "POST"}
     headers["access-control-request-headers"] = "authorization,content-type,last-event-id,x-stainless-os"
-    asked = browser("https://*.org").options("/", headers=headers)
-    assert asked.status_code == 200
-    told: Any = asked.headers["access-control-allow-headers"]
-    assert set(told.split(",")) >= {"authorization", "x-stainless-os"}
+    response = browser("https://*.org").options("/", headers=headers)
+    assert response.status_code == 200
+    allow_headers: Any = response.headers["access-control-allow-headers"]
+    assert set(allow_headers.split(",")) >= {"authorization", "x-stainless-os"}
 
 
 @pytest.mark.parametrize(

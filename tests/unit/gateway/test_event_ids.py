@@ -47,10 +47,10 @@ def test_equivalent_bodies_have_one_digest() -> None:
     def fingerprint(body: str) -> str:
         return decode(CHAT_COMPLETIONS, body.encode()).fingerprint
 
-    said = '"messages": [{"role": "user", "content": "hi"}]'
-    same = fingerprint(f'{{"temperature": 1, "logit_bias": {{"5": 1, "6": 2}}, "tools": null, {said}}}')
-    assert same == fingerprint(f'{{{said}, "logit_bias":{{"6":2.0,"5":1}},"temperature":1.0, "audio": null}}')
-    assert same != fingerprint(f'{{{said}, "logit_bias": {{"5": 1, "6": 3}}, "temperature": 1}}')
+    messages = '"messages": [{"role": "user", "content": "hi"}]'
+    same = fingerprint(f'{{"temperature": 1, "logit_bias": {{"5": 1, "6": 2}}, "tools": null, {messages}}}')
+    assert same == fingerprint(f'{{{messages}, "logit_bias":{{"6":2.0,"5":1}},"temperature":1.0, "audio": null}}')
+    assert same != fingerprint(f'{{{messages}, "logit_bias": {{"5": 1, "6": 3}}, "temperature": 1}}')
 
 
 def test_an_end_without_tokens_is_sent_once() -> None:

@@ -81,9 +81,9 @@ async def test_probes_and_unsampled_requests_have_no_span_but_pass_on_their_cont
     await traced.call("/v1/models", traceparent=f"00-{TRACE}-{PARENT}-00")
     assert traced.spans == []
     assert traced.headers[0][b"traceparent"].decode() == f"00-{TRACE}-{PARENT}-01"
-    told = traced.headers[1][b"traceparent"].decode()
-    assert told.startswith(f"00-{TRACE}-")
-    assert int(told[-2:], 16) & 1 == 0
+    traceparent = traced.headers[1][b"traceparent"].decode()
+    assert traceparent.startswith(f"00-{TRACE}-")
+    assert int(traceparent[-2:], 16) & 1 == 0
 
 
 def test_without_a_provider_nothing_is_around_the_routes() -> None:

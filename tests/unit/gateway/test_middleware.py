@@ -28,17 +28,17 @@ async def test_excess_requests_get_retry_after() -> None:
     )
 
     async def call(path: str) -> tuple[int, dict[str, str], bytes]:
-        sent: list[Any] = []
+        messages: list[Any] = []
 
         async def send(message: Any) -> None:
-            sent.append(message)
+            messages.append(message)
 
         async def receive() -> Any:
             return {"type": "http.request", "body": b"", "more_body": False}
 
         await edge({"type": "http", "method": "GET", "path": path, "headers": []}, receive, send)
-        head = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        return sent[0]["status"], head, sent[1]["body"]
+        head = {name.decode(): value.decode() for name, value in messages[0]["headers"]}
+        return messages[0]["status"], head, messages[1]["body"]
 
     first = asyncio.create_task(call("/v1/models"))
     await arrived.wait()
@@ -65,25 +65,25 @@ async def test_an_id_that_cannot_be_echoed_is_refused() -> None:
         app, authenticator, Metrics(), public_paths=frozenset(), max_running=1, request_timeout_s=60.0
     )
 
-    async def call(given: bytes) -> tuple[int, dict[str, str], bytes]:
-        sent: list[Any] = []
+    async def call(request_id: bytes) -> tuple[int, dict[str, str], bytes]:
+        messages: list[Any] = []
 
         async def send(message: Any) -> None:
-            sent.append(message)
+            messages.append(message)
 
         async def receive() -> Any:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        headers = [(b"x-request-id", given)]
+        headers = [(b"x-request-id", request_id)]
         await edge({"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}, receive, send)
-        head = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        return sent[0]["status"], head, sent[1]["body"]
+        head = {name.decode(): value.decode() for name, value in messages[0]["headers"]}
+        return messages[0]["status"], head, messages[1]["body"]
 
-    for given in (b"a", b"x" * 200):
-        status, head, _ = await call(given)
-        assert (status, head["x-request-id"]) == (200, given.decode())
-    for given in (b"x" * 201, b"no spaces", b"\xe9", b"x" * 60_000):
-        status, head, body = await call(given)
+    for request_id in (b"a", b"x" * 200):
+        status, head, _ = await call(request_id)
+        assert (status, head["x-request-id"]) == (200, request_id.decode())
+    for request_id in (b"x" * 201, b"no spaces", b"\xe9", b"x" * 60_000):
+        status, head, body = await call(request_id)
         error = json.loads(body)["error"]
         assert (status, error["param"], error["code"]) == (400, "x-request-id", "invalid_request_id")
         assert len(error["message"]) < 1000

@@ -42,12 +42,12 @@ async def test_missing_bytes_are_a_timeout() -> None:
 
 
 async def test_after_the_end_of_a_body_nothing_is_too_late() -> None:
-    gone = asyncio.Event()
+    disconnected = asyncio.Event()
 
     async def receive() -> Any:
-        if gone.is_set():
+        if disconnected.is_set():
             await asyncio.wait_for(asyncio.Event().wait(), 0.05)  # longer than the body may take
-        gone.set()
+        disconnected.set()
         return part(0, more_body=False)
 
     body = RequestBody(receive, 0.01, ConnectionError)

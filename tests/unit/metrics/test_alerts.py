@@ -142,8 +142,8 @@ def test_every_metric_that_a_rule_names_is_exported() -> None:
 
 @needs_promtool
 def test_the_rules_are_sound() -> None:
-    done = promtool("check", "rules", str(RULES))
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = promtool("check", "rules", str(RULES))
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @needs_promtool
@@ -153,8 +153,8 @@ def test_alerts_fire_where_they_are_to_and_only_there(tmp_path: Path) -> None:
     for alert, (firing, quiet) in CASES.items():
         tests.append(_case(alert, firing, fires=True))
         tests += [_case(alert, series, fires=False) for series in quiet]
-    done = judge(tmp_path, tests)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = judge(tmp_path, tests)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @needs_promtool
@@ -167,18 +167,18 @@ def test_a_case_can_fail(tmp_path: Path) -> None:
 
 @needs_promtool
 def test_a_missing_exporter_raises_an_alert(tmp_path: Path) -> None:
-    done = judge(tmp_path, [_case("PenstockFiguresMissing", {"up": "1x120"}, fires=True)])
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = judge(tmp_path, [_case("PenstockFiguresMissing", {"up": "1x120"}, fires=True)])
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def _case(alert: str, series: dict[str, str], *, fires: bool) -> dict[str, Any]:
     """At the end of an hour: whether the alert is firing, whatever its labels."""
-    found = [{"labels": f'{{alertname="{alert}"}}', "value": 1}] if fires else []
+    alerts = [{"labels": f'{{alertname="{alert}"}}', "value": 1}] if fires else []
     expression = f'count by (alertname) (ALERTS{{alertname="{alert}",alertstate="firing"}})'
     return {
         "interval": "30s",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [{"expr": expression, "eval_time": "60m", "exp_samples": found}],
+        "promql_expr_test": [{"expr": expression, "eval_time": "60m", "exp_samples": alerts}],
     }
 
 

@@ -34,8 +34,8 @@ def test_a_translated_address_listens_on_all_interfaces_and_is_announced() -> No
 
 
 def test_a_port_that_is_taken_is_an_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
-        listen("127.0.0.1", taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(OSError, match="in use"):
+        listen("127.0.0.1", listener.getsockname()[1])
 
 
 def test_gloo_listens_on_the_interface_of_the_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,21 +41,21 @@ def test_an_id_contains_its_creation_time() -> None:
 def test_a_chat_completion_has_all_that_the_sdk_reads() -> None:
     euro = TokenLogprobs(7, -0.5, 2, [(3, -0.25), (7, -0.5)], ["€".encode()[:2], b"a", "€".encode()[:2]])
     prepared = prepare(CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 1})
-    told = plain(prepared.answer(output(ended("four", logprobs=[euro, TokenLogprobs(8, -1e9, 1, [])]))))
-    (choice,) = told["choices"]
+    answer = plain(prepared.answer(output(ended("four", logprobs=[euro, TokenLogprobs(8, -1e9, 1, [])]))))
+    (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": "four", "refusal": None}
     assert (choice["index"], choice["finish_reason"], choice["stop_reason"]) == (0, "stop", None)
     first, second = choice["logprobs"]["content"]
     assert (first["token"], first["bytes"], first["logprob"]) == ("\ufffd", [0xE2, 0x82], -0.5)
     assert first["top_logprobs"] == [{"token": "a", "logprob": -0.25, "bytes": [97]}]
     assert (second["token"], second["bytes"], second["logprob"]) == ("token_id:8", None, -9999.0)
-    assert told["usage"] == {
+    assert answer["usage"] == {
         "prompt_tokens": 5,
         "completion_tokens": 2,
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 4},
     }
-    assert (told["object"], told["model"], told["id"]) == ("chat.completion", "m", "chatcmpl-1")
+    assert (answer["object"], answer["model"], answer["id"]) == ("chat.completion", "m", "chatcmpl-1")
 
 
 def test_a_chat_stream_has_a_chunk_for_a_delta_and_the_usage_at_the_end() -> None:
@@ -68,8 +68,8 @@ def test_a_chat_stream_has_a_chunk_for_a_delta_and_the_usage_at_the_end() -> Non
         Delta(index=2, text="b", finish_reason=FinishReason.LENGTH, usage=Usage(5, 2, 4), child=0),
         Delta(index=1, finish_reason=FinishReason.STOP, stop_reason="x", usage=Usage(5, 1, 4), child=1),
     ]
-    told = [plain(chunk)["choices"][0] for delta in deltas if (chunk := chunks.feed(delta)) is not None]
-    assert told == [
+    choices = [plain(chunk)["choices"][0] for delta in deltas if (chunk := chunks.feed(delta)) is not None]
+    assert choices == [
         {"index": 1, "delta": {"role": "assistant", "content": ""}, "finish_reason": None},
         {"index": 0, "delta": {"role": "assistant", "content": "a"}, "finish_reason": None},
         {"index": 0, "delta": {"content": "b"}, "finish_reason": "length", "stop_reason": None},
@@ -83,10 +83,10 @@ def test_a_chat_stream_has_a_chunk_for_a_delta_and_the_usage_at_the_end() -> Non
 def test_completions_count_choices_over_prompts() -> None:
     prepared = prepare(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "echo": False})
     outputs = [output(ended(text + "0"), ended(text + "1"), request_id="cmpl-1") for text in "ab"]
-    told = plain(prepared.answer(*outputs))
-    assert [(c["index"], c["text"]) for c in told["choices"]] == [(0, "a0"), (1, "a1"), (2, "b0"), (3, "b1")]
-    assert told["usage"]["prompt_tokens"] == 10
-    assert told["usage"]["completion_tokens"] == 8
+    answer = plain(prepared.answer(*outputs))
+    assert [(c["index"], c["text"]) for c in answer["choices"]] == [(0, "a0"), (1, "a1"), (2, "b0"), (3, "b1")]
+    assert answer["usage"]["prompt_tokens"] == 10
+    assert answer["usage"]["completion_tokens"] == 8
 
 
 def prompt_tokens() -> dict[str, Any]:
@@ -111,18 +111,18 @@ def test_echo_returns_the_prompt_and_its_log_probabilities() -> None:
 
 def test_echo_of_token_ids_without_new_tokens() -> None:
     prepared = prepare(COMPLETIONS, {"prompt": [4, 5], "echo": True, "max_tokens": 0})
-    told = plain(prepared.answer(output(ended(" you", **prompt_tokens()))))
-    assert told["choices"][0]["text"] == "hello"
-    assert (told["choices"][0]["finish_reason"], told["usage"]["completion_tokens"]) == ("length", 0)
+    answer = plain(prepared.answer(output(ended(" you", **prompt_tokens()))))
+    assert answer["choices"][0]["text"] == "hello"
+    assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 0)
 
 
 def test_a_streamed_echo_sends_the_prompt_once() -> None:
     chunks = prepare(COMPLETIONS, {"prompt": "hello", "echo": True, "logprobs": 0, "stream": True}).events("c", "m")
     first = Delta(token_ids=[6], text=" y", logprobs=[TokenLogprobs(6, -0.5, 1, [], [b" y"])], **prompt_tokens())
     second = Delta(index=1, token_ids=[7], text="ou", logprobs=[TokenLogprobs(7, -0.5, 1, [], [b"ou"])])
-    told = [plain(chunks.feed(delta))["choices"][0] for delta in (first, second)]
-    assert [choice["text"] for choice in told] == ["hello y", "ou"]
-    assert [choice["logprobs"]["text_offset"] for choice in told] == [[0, 2, 5], [7]]
+    choices = [plain(chunks.feed(delta))["choices"][0] for delta in (first, second)]
+    assert [choice["text"] for choice in choices] == ["hello y", "ou"]
+    assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0, 2, 5], [7]]
 
 
 @pytest.mark.parametrize(("reason", "status"), [(FinishReason.CANCELLED, 499), (FinishReason.EXPIRED, 408)])

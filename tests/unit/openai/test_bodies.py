@@ -49,14 +49,14 @@ def test_a_chat_becomes_messages_params_and_options() -> None:
     assert (prepared.model, prepared.stream) == ("m", True)
 
 
-@pytest.mark.parametrize(("path", "asked"), [(CHAT, chat()), (COMPLETIONS, {"model": "m", "prompt": "hi"})])
-def test_logits_processors_are_chosen_as_vllm_has_it(path: str, asked: dict[str, Any]) -> None:
-    wanted = {"logits_processors": {"ban": {"token_ids": [5]}}}
-    assert prepare(path, msgspec.json.encode(asked | {"vllm_xargs": wanted})).params.extra_args == wanted
-    assert prepare(path, msgspec.json.encode(asked | {"vllm_xargs": {}})).params.extra_args is None
+@pytest.mark.parametrize(("path", "fields"), [(CHAT, chat()), (COMPLETIONS, {"model": "m", "prompt": "hi"})])
+def test_logits_processors_are_chosen_as_vllm_has_it(path: str, fields: dict[str, Any]) -> None:
+    expected = {"logits_processors": {"ban": {"token_ids": [5]}}}
+    assert prepare(path, msgspec.json.encode(fields | {"vllm_xargs": expected})).params.extra_args == expected
+    assert prepare(path, msgspec.json.encode(fields | {"vllm_xargs": {}})).params.extra_args is None
     for wrong in ({"logits_processors": ["ban"]}, {"my_own": 1}):
         with pytest.raises(OpenAIError) as caught:
-            prepare(path, msgspec.json.encode(asked | {"vllm_xargs": wrong}))
+            prepare(path, msgspec.json.encode(fields | {"vllm_xargs": wrong}))
         assert (caught.value.status, str(caught.value.param)[:10]) == (400, "vllm_xargs")
 
 
@@ -84,8 +84,8 @@ def test_a_cache_key_is_a_session(fields: dict[str, Any], session_id: str | None
 def test_how_a_prompt_is_cut_is_an_option_of_the_request(path: str) -> None:
     body = chat() if path == CHAT else {"prompt": "x"}
     assert "tokenization_kwargs" not in prepare(path, body).options
-    said = {"truncate_prompt_tokens": -1, "truncation_side": "right", "add_special_tokens": False}
-    assert prepare(path, {**body, **said}).options.get("tokenization_kwargs") == said
+    options = {"truncate_prompt_tokens": -1, "truncation_side": "right", "add_special_tokens": False}
+    assert prepare(path, {**body, **options}).options.get("tokenization_kwargs") == options
     with pytest.raises(OpenAIError) as caught:
         prepare(path, {**body, "truncation_side": "middle"})
     assert caught.value.param == "truncation_side"
@@ -97,11 +97,11 @@ def test_a_chat_without_a_limit_goes_to_the_models_length_and_a_completion_to_16
 
 
 @pytest.mark.parametrize(
-    ("given", "prompts"),
+    ("prompt", "prompts"),
     [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])],
 )
-def test_a_completion_has_one_prompt_or_many(given: Any, prompts: Any) -> None:
-    assert prepare(COMPLETIONS, {"prompt": given}).prompts == prompts
+def test_a_completion_has_one_prompt_or_many(prompt: Any, prompts: Any) -> None:
+    assert prepare(COMPLETIONS, {"prompt": prompt}).prompts == prompts
 
 
 def test_echo_sets_the_parameters_that_its_answer_needs() -> None:
@@ -180,9 +180,9 @@ def test_a_body_that_is_not_a_json_object_is_a_bad_request(body: bytes) -> None:
     ],
 )
 def test_our_errors_have_a_status_and_a_code(error: Exception, status: int, code: str, retry_after: str | None) -> None:
-    told = error_of(error)
-    assert (told.status, told.error_code, told.headers.get("Retry-After")) == (status, code, retry_after)
-    assert "secret" not in told.message
+    detail = error_of(error)
+    assert (detail.status, detail.error_code, detail.headers.get("Retry-After")) == (status, code, retry_after)
+    assert "secret" not in detail.message
 
 
 @pytest.mark.parametrize("content", ["ab", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]])

@@ -65,8 +65,8 @@ def streamed(
                     assert call.pop("index") == len(message["tool_calls"])
                     message["tool_calls"].append(call)
                 else:
-                    known = message["tool_calls"][call["index"]]["function"]
-                    known["arguments"] += call["function"]["arguments"]
+                    function = message["tool_calls"][call["index"]]["function"]
+                    function["arguments"] += call["function"]["arguments"]
     return {"message": message, "finish_reason": finish_reason}
 
 
@@ -88,22 +88,22 @@ def test_tools_reach_the_template_unless_none_is_to_be_called() -> None:
 )
 def test_a_call_is_parsed_the_same_whole_and_in_any_pieces(choice: Any, text: str) -> None:
     prepared = chat(tools=[WEATHER, NOW], tool_choice=choice)
-    told = answered(prepared, text)
-    (call,) = told["message"]["tool_calls"]
+    answer = answered(prepared, text)
+    (call,) = answer["message"]["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Bonn"}'}
-    assert (told["finish_reason"], told["message"]["content"]) == ("tool_calls", None)
+    assert (answer["finish_reason"], answer["message"]["content"]) == ("tool_calls", None)
     for pieces in ([text], list(text), [text[:30], text[30:], ""]):
-        told = streamed(prepared, *pieces)
-        assert (told["message"]["tool_calls"], told["finish_reason"]) == ([call], "tool_calls")
-        assert told["message"]["content"] == ""
+        answer = streamed(prepared, *pieces)
+        assert (answer["message"]["tool_calls"], answer["finish_reason"]) == ([call], "tool_calls")
+        assert answer["message"]["content"] == ""
 
 
 def test_a_call_that_the_limit_cuts_keeps_its_reason() -> None:
     prepared = chat(tools=[WEATHER], tool_choice="required")
     text = '[{"name": "weather", "parameters": {"city": "Bo'
-    for told in (answered(prepared, text, FinishReason.LENGTH), streamed(prepared, text, reason=FinishReason.LENGTH)):
-        assert told["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Bo'
-        assert told["finish_reason"] == "length"
+    for answer in (answered(prepared, text, FinishReason.LENGTH), streamed(prepared, text, reason=FinishReason.LENGTH)):
+        assert answer["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Bo'
+        assert answer["finish_reason"] == "length"
 
 
 def test_without_parallel_calls_only_the_first_counts() -> None:
@@ -112,10 +112,10 @@ def test_without_parallel_calls_only_the_first_counts() -> None:
     assert len(answered(prepared, text)["message"]["tool_calls"]) == 1
     assert len(streamed(prepared, *text)["message"]["tool_calls"]) == 1
     assert len(answered(chat(tools=[WEATHER]), text)["message"]["tool_calls"]) == 2
-    held = chat(tools=[NOW], tool_choice="required", parallel_tool_calls=False).params.structured_outputs
-    assert held is not None
-    assert isinstance(held.json, dict)
-    assert held.json["maxItems"] == 1
+    constraint = chat(tools=[NOW], tool_choice="required", parallel_tool_calls=False).params.structured_outputs
+    assert constraint is not None
+    assert isinstance(constraint.json, dict)
+    assert constraint.json["maxItems"] == 1
 
 
 def test_reasoning_is_separated_in_answers_and_streams() -> None:
@@ -124,8 +124,8 @@ def test_reasoning_is_separated_in_answers_and_streams() -> None:
     message = answered(prepared, text)["message"]
     assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("Is it?", "Is it?", "I look.")
     assert message["tool_calls"][0]["function"]["name"] == "weather"
-    told = streamed(prepared, *text)
-    assert {name: message[name] for name in told["message"]} == told["message"]
+    answer = streamed(prepared, *text)
+    assert {name: message[name] for name in answer["message"]} == answer["message"]
     assert "reasoning" not in answered(chat("qwen3", include_reasoning=False), text)["message"]
     assert answered(chat("none"), text)["message"]["content"] == text
 
@@ -177,9 +177,9 @@ def test_the_worker_reports_for_each_prompt_whether_reasoning_has_begun(reasonin
 )
 def test_a_model_thinks_before_it_follows_a_grammar(reasoning: str, fields: dict[str, Any]) -> None:
     prepared = chat(reasoning, thinks=True, **fields)
-    held = prepared.params.structured_outputs
-    assert held is not None
-    assert held.enable_in_reasoning is None
+    constraint = prepared.params.structured_outputs
+    assert constraint is not None
+    assert constraint.enable_in_reasoning is None
     is_call = "tools" in fields
     answer = '[{"name": "weather", "parameters": {"city": "Bonn"}}]' if is_call else '{"city": "Bonn"}'
     text = ("<think>\n" if reasoning == "qwen3" else "") + f"Is it?\n</think>{answer}"
@@ -196,9 +196,9 @@ def test_a_model_thinks_before_it_follows_a_grammar(reasoning: str, fields: dict
 
 
 def test_thinking_is_not_started_without_a_parser() -> None:
-    held = chat("none", thinks=True, response_format=SCHEMA).params.structured_outputs
-    assert held is not None
-    assert held.enable_in_reasoning is True
+    constraint = chat("none", thinks=True, response_format=SCHEMA).params.structured_outputs
+    assert constraint is not None
+    assert constraint.enable_in_reasoning is True
     own = {"regex": "Six.", "enable_in_reasoning": True}
     message = answered(chat("deepseek_r1", thinks=True, structured_outputs=own), "Six.")["message"]
     assert message["content"] == "Six."
@@ -212,9 +212,9 @@ def test_special_tokens_are_requested_where_they_may_be_markers() -> None:
 
 
 def test_constraints_of_the_output() -> None:
-    held = chat(response_format=SCHEMA).params.structured_outputs
-    assert held is not None
-    assert held.json == CITY
+    constraint = chat(response_format=SCHEMA).params.structured_outputs
+    assert constraint is not None
+    assert constraint.json == CITY
     assert chat(tools=[WEATHER]).params.structured_outputs is None
     strict = {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}
     tagged = chat(tools=[strict]).params.structured_outputs

@@ -18,14 +18,14 @@ POOLED = Pooled(data=b"\x00\x00\x80?\x00\x00\x00\xc0", shape=(2,))
 
 
 def prepared(**body: Any) -> PreparedEmbeddings:
-    found = prepare("/v1/embeddings", {"model": "m", **body})
-    assert isinstance(found, PreparedEmbeddings)
-    return found
+    request = prepare("/v1/embeddings", {"model": "m", **body})
+    assert isinstance(request, PreparedEmbeddings)
+    return request
 
 
 def output(pooled: Pooled | None, reason: FinishReason = FinishReason.STOP) -> RequestOutput:
-    told = None if pooled is None else PoolingOutput(pooled=pooled)
-    answer = CompletionOutput(index=0, text="", token_ids=[], finish_reason=reason, pooled=told)
+    pooling = None if pooled is None else PoolingOutput(pooled=pooled)
+    answer = CompletionOutput(index=0, text="", token_ids=[], finish_reason=reason, pooled=pooling)
     return RequestOutput(request_id="embd-1", model="m", prompt=None, outputs=[answer], usage=Usage(3, 0))
 
 
@@ -38,21 +38,21 @@ def test_vectors_are_numbers_or_base64() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "prompts"), [("a", ["a"]), ([1, 2], [[1, 2]]), (["a", "b"], ["a", "b"]), ([[1], [2]], [[1], [2]])]
+    ("texts", "prompts"), [("a", ["a"]), ([1, 2], [[1, 2]]), (["a", "b"], ["a", "b"]), ([[1], [2]], [[1], [2]])]
 )
-def test_input_is_one_text_or_many(given: Any, prompts: list[Any]) -> None:
-    found = prepared(input=given, dimensions=8, prompt_name="query", band="batch")
-    assert list(found.prompts) == prompts
-    assert (found.params.task, found.params.dimensions, found.params.prompt_name) == ("embed", 8, "query")
-    assert found.options.get("band") == "batch"
+def test_input_is_one_text_or_many(texts: Any, prompts: list[Any]) -> None:
+    request = prepared(input=texts, dimensions=8, prompt_name="query", band="batch")
+    assert list(request.prompts) == prompts
+    assert (request.params.task, request.params.dimensions, request.params.prompt_name) == ("embed", 8, "query")
+    assert request.options.get("band") == "batch"
 
 
 @pytest.mark.parametrize(
-    ("given", "field"), [("a", "input"), ([1, 2], "input"), (["a"], "input[0]"), ([[1, 2]], "input[0]")]
+    ("texts", "field"), [("a", "input"), ([1, 2], "input"), (["a"], "input[0]"), ([[1, 2]], "input[0]")]
 )
-def test_the_only_text_of_a_list_is_named_by_its_place(given: Any, field: str) -> None:
+def test_the_only_text_of_a_list_is_named_by_its_place(texts: Any, field: str) -> None:
     """The client, which was given one prompt, calls it by no number."""
-    with pytest.raises(ValidationError) as caught, prepared(input=given).naming_fields():
+    with pytest.raises(ValidationError) as caught, prepared(input=texts).naming_fields():
         raise ValidationError("prompt[1] must be in [0, 382), got 400")
     assert str(caught.value) == f"{field}[1] must be in [0, 382), got 400"
 
@@ -73,7 +73,7 @@ def test_an_empty_side_of_pairs_is_named(sides: dict[str, Any], field: str) -> N
 
 
 def test_engine_errors_use_the_bodys_field_names() -> None:
-    for message, told in (
+    for message, expected in (
         ("prompt[1] has 502 tokens", "input[1] has 502 tokens"),
         ("prompt_name must be left out", "prompt_name must be left out"),
         ("lora_request 'emb': no adapters here", "model 'emb': no adapters here"),
@@ -81,7 +81,7 @@ def test_engine_errors_use_the_bodys_field_names() -> None:
     ):
         with pytest.raises(ValidationError) as caught, prepared(input="a").naming_fields():
             raise ValidationError(message)
-        assert str(caught.value) == told
+        assert str(caught.value) == expected
     assert error_of(ValidationError("the prompt is odd")).param is None
 
 

@@ -111,10 +111,10 @@ def test_references_still_point_to_their_definitions_inside_of_another_schema() 
 
 def test_calls_of_strict_functions_follow_their_schemas_in_free_text() -> None:
     assert strict_hermes_calls(read_tools([tool()])) is None
-    held = strict_hermes_calls(read_tools([tool(parameters=CITY, strict=True), tool("now")]))
-    assert held is not None
-    assert held.structural_tag is not None
-    assert '"name\\": \\"weather\\", \\"arguments\\": ' in held.structural_tag
+    constraint = strict_hermes_calls(read_tools([tool(parameters=CITY, strict=True), tool("now")]))
+    assert constraint is not None
+    assert constraint.structural_tag is not None
+    assert '"name\\": \\"weather\\", \\"arguments\\": ' in constraint.structural_tag
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_response_formats() -> None:
     assert any_object is not None
     assert any_object.json_object
     described = {"name": "city", "schema": CITY, "strict": True}
-    held = structured_outputs_of({"type": "json_schema", "json_schema": described})
-    assert held is not None
-    assert (held.json, held.disable_additional_properties) == (CITY, True)
+    constraint = structured_outputs_of({"type": "json_schema", "json_schema": described})
+    assert constraint is not None
+    assert (constraint.json, constraint.disable_additional_properties) == (CITY, True)
 
 
 @pytest.mark.parametrize(

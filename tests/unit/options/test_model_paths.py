@@ -89,8 +89,8 @@ status = cli.main(sys.argv[1:])
 print(status, sorted({"torch", "transformers"} & set(sys.modules)))
 """
     command = [sys.executable, "-c", code, "start", "--model", "/nope", *NOWHERE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout == "1 []\n", done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout == "1 []\n", result.stderr
 
 
 def test_the_source_of_the_models_name_is_reported(

@@ -48,8 +48,8 @@ def test_options_that_ranks_lack_are_refused(fields: dict[str, Any], sentence: s
 
 
 def gpus(count: int = 1, **ranks: int) -> tuple[int, str]:
-    given = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **ranks}
-    return gpus_per_engine(HostOptions(gpus_per_engine=count), given)
+    values = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **ranks}
+    return gpus_per_engine(HostOptions(gpus_per_engine=count), values)
 
 
 def test_ranks_determine_the_gpus_of_an_engine() -> None:

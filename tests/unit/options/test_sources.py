@@ -24,11 +24,11 @@ from .harness import EVERY, ROOT, read, sample, source, value, words_of
 def test_every_option_can_be_set_in_three_ways(
     program: Program, option: DeclaredOption, write: Callable[[str], Path]
 ) -> None:
-    words, toml, meant = sample(option)
-    assert meant != option.default
-    assert value(read(program, *words_of(option, words)), option.name) == meant
-    assert value(read(program, environment={option.variable: words}), option.name) == meant
-    assert value(read(program, file=write(f"{option.name} = {toml}")), option.name) == meant
+    words, toml, expected = sample(option)
+    assert expected != option.default
+    assert value(read(program, *words_of(option, words)), option.name) == expected
+    assert value(read(program, environment={option.variable: words}), option.name) == expected
+    assert value(read(program, file=write(f"{option.name} = {toml}")), option.name) == expected
     assert value(read(program, environment={option.variable: ""}), option.name) == option.default
 
 
@@ -36,14 +36,14 @@ def test_every_option_can_be_set_in_three_ways(
 def test_the_command_line_wins_over_the_environment_and_that_over_a_file(
     program: Program, option: DeclaredOption, write: Callable[[str], Path]
 ) -> None:
-    words, toml, meant = sample(option)
+    words, toml, expected = sample(option)
     other = "other" if option.is_required else "none" if option.may_be_none else default_words(option)
     file = write(f"{option.name} = {toml}")
     in_environment = read(program, environment={option.variable: other}, file=file)
     assert source(in_environment, option.name) == option.variable
-    assert value(in_environment, option.name) != meant
-    given = read(program, *words_of(option, words), environment={option.variable: other}, file=file)
-    assert (value(given, option.name), source(given, option.name)) == (meant, option.flag)
+    assert value(in_environment, option.name) != expected
+    parsed = read(program, *words_of(option, words), environment={option.variable: other}, file=file)
+    assert (value(parsed, option.name), source(parsed, option.name)) == (expected, option.flag)
     assert source(read(program, file=file), option.name) == f"{option.name} in {file}"
     assert source(read(program), option.name) == ""
 
@@ -75,10 +75,10 @@ def test_all_sources_give_the_same_configuration(write: Callable[[str], Path]) -
     def config(settings: Settings) -> EngineConfig:
         return EngineConfig(**{**settings.fields_of(EngineConfig), **chosen, "attention_backend": "triton"})
 
-    given = config(read(START, *words))
-    assert given == config(read(START, environment=environment)) == config(read(START, file=write("\n".join(lines))))
-    assert given.num_threads == 7
-    assert given.rpc_modules == ("one", "two")
+    parsed = config(read(START, *words))
+    assert parsed == config(read(START, environment=environment)) == config(read(START, file=write("\n".join(lines))))
+    assert parsed.num_threads == 7
+    assert parsed.rpc_modules == ("one", "two")
 
 
 @pytest.mark.parametrize("kind", ["words", "lists"])
@@ -89,18 +89,20 @@ def test_an_option_may_be_repeated(kind: str, write: Callable[[str], Path]) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"), [(["--fork-server"], True), (["--no-fork-server"], False), (["--fork-server", "/s"], "/s")]
+    ("words", "expected"), [(["--fork-server"], True), (["--no-fork-server"], False), (["--fork-server", "/s"], "/s")]
 )
-def test_the_fork_server_is_a_switch_or_a_socket(words: list[str], meant: object) -> None:
-    assert value(read(START, *words), "fork_server") is meant or value(read(START, *words), "fork_server") == meant
-    assert read(START, *words).make(HostOptions).fork_server == meant
+def test_the_fork_server_is_a_switch_or_a_socket(words: list[str], expected: object) -> None:
+    assert (
+        value(read(START, *words), "fork_server") is expected or value(read(START, *words), "fork_server") == expected
+    )
+    assert read(START, *words).make(HostOptions).fork_server == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"), [("1", True), ("On", True), ("TRUE", True), ("0", False), ("no", False), ("off", False)]
+    ("words", "expected"), [("1", True), ("On", True), ("TRUE", True), ("0", False), ("no", False), ("off", False)]
 )
-def test_a_switch_in_words(words: str, meant: bool) -> None:
-    assert value(read(START, environment={"PENSTOCK_DETERMINISTIC": words}), "deterministic") is meant
+def test_a_switch_in_words(words: str, expected: bool) -> None:
+    assert value(read(START, environment={"PENSTOCK_DETERMINISTIC": words}), "deterministic") is expected
 
 
 @pytest.mark.parametrize(
@@ -130,15 +132,22 @@ def test_the_effective_configuration_can_be_read_as_a_file(
 ) -> None:
     settings = read(
         START,
-        *("--model", 'a "quoted" \\ name', "--gpus", "0,1", "--kv-cache-memory", "2GiB", "--rpc-module", "a"),
+        "--model",
+        'a "quoted" \\ name',
+        "--gpus",
+        "0,1",
+        "--kv-cache-memory",
+        "2GiB",
+        "--rpc-module",
+        "a",
         environment={"PENSTOCK_DTYPE": "float16", "PENSTOCK_REDIS_URL": "redis://:secret@host"},
         file=write("log_requests = false"),
     )
-    shown = effective_config(settings)
-    assert "secret" not in shown
+    effective = effective_config(settings)
+    assert "secret" not in effective
     for part in ("--gpus", "PENSTOCK_DTYPE", "log_requests in ", "default"):
-        assert f"# {part}" in shown
-    again = read(START, file=write(shown))
+        assert f"# {part}" in effective
+    again = read(START, file=write(effective))
     names = {option.name for option in START.options} - {"redis_url"}
     assert {name: value(again, name) for name in names} == {name: value(settings, name) for name in names}
     assert "# model is required\n" in effective_config(read(START))
@@ -161,17 +170,17 @@ def test_programs_show_it_and_load_no_torch(command: list[str], write: Callable[
         "assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
     words = [*command, "--config", str(write("max_num_seqs = 9")), "--show-config"]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=240
     )
-    assert done.returncode == 0, done.stderr
-    assert "max_num_seqs = 9 " in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "max_num_seqs = 9 " in result.stdout
 
 
 def test_the_guide_lists_all_options_as_declared() -> None:
     page = (ROOT / "ops" / "guide" / "configuration.md").read_text()
-    made = page.partition("-->\n")[2].partition("<!-- end -->")[0].strip()
-    assert made == guide_tables().strip(), "put in what python -m penstock.worker.programs prints"
+    table = page.partition("-->\n")[2].partition("<!-- end -->")[0].strip()
+    assert table == guide_tables().strip(), "put in what python -m penstock.worker.programs prints"
 
 
 def test_options_that_documents_name_exist() -> None:

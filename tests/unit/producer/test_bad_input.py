@@ -30,10 +30,10 @@ MAX_CHARS = 1000
 
 def send(prompt: Any = "hi", params: SamplingParams | None = None, **options: Any) -> None:
     """All that a client does to a request before Redis has it."""
-    given = RequestOptions(**options)
-    request = build_request(prompt, params, card=CARD, options=given)
+    request_options = RequestOptions(**options)
+    request = build_request(prompt, params, card=CARD, options=request_options)
     for one in children(request):
-        outgoing = Outgoing(one, given, 0, webhook_target(request, options), request.request_id)
+        outgoing = Outgoing(one, request_options, 0, webhook_target(request, options), request.request_id)
         outgoing.entry(result_ttl_ms=1, fail_fast=False, max_payload_bytes=1 << 22)
 
 
@@ -137,19 +137,19 @@ def test_values_that_json_cannot_encode_are_named(value: Any) -> None:
 
 def test_addresses_of_images_are_refused() -> None:
     parts = [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": "https://a.example"}}]
-    told = r"^messages\[0\]\.content\[1\]\.image_url\.url is the address of an image"
-    with pytest.raises(UnsupportedParameterError, match=told):
+    message = r"^messages\[0\]\.content\[1\]\.image_url\.url is the address of an image"
+    with pytest.raises(UnsupportedParameterError, match=message):
         send([{"role": "user", "content": parts}])
 
 
-@pytest.mark.parametrize("given", [5, None, 1.5, object()])
-def test_values_that_are_no_prompts_are_refused(given: Any) -> None:
+@pytest.mark.parametrize("value", [5, None, 1.5, object()])
+def test_values_that_are_no_prompts_are_refused(value: Any) -> None:
     with pytest.raises(ValidationError, match=r"^prompts must be a prompt or a list of prompts, got"):
-        as_prompts(given)
+        as_prompts(value)
 
 
 @pytest.mark.parametrize(
-    ("texts", "others", "told"),
+    ("texts", "others", "message"),
     [
         (5, ["a"], "texts must be a text or a list of texts, got 5"),
         ("a", None, "others must be a text or a list of texts, got None"),
@@ -160,8 +160,8 @@ def test_values_that_are_no_prompts_are_refused(given: Any) -> None:
         ("a", [], r"texts must be one, or as many as the others \(0\), got 0"),
     ],
 )
-def test_unpaired_texts_are_refused_by_position(texts: Any, others: Any, told: str) -> None:
-    with pytest.raises(ValidationError, match=f"^{told}"):
+def test_unpaired_texts_are_refused_by_position(texts: Any, others: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=f"^{message}"):
         pairs_of(texts, others)
 
 

@@ -38,13 +38,13 @@ def reference(model: int, params: BeamSearchParams) -> list[tuple[float, tuple[i
                 pair = total + following[token_id], (*output, token_id)
                 (ended if token_id == EOS and not params.ignore_eos else everything).append(pair)
         beams = sorted(everything, key=lambda pair: -pair[0])[: params.beam_width]
-    found = []
+    results = []
     for total, output in [*ended, *beams]:
         is_end = output[-1] == EOS and not params.ignore_eos
         bare = output[:-1] if is_end else output
         score = total / (len(PROMPT) + len(bare)) ** params.length_penalty
-        found.append((score, (*PROMPT, *(output if params.include_stop_str_in_output else bare)), output))
-    return sorted(found, key=lambda one: -one[0])[: params.beam_width]
+        results.append((score, (*PROMPT, *(output if params.include_stop_str_in_output else bare)), output))
+    return sorted(results, key=lambda one: -one[0])[: params.beam_width]
 
 
 @given(
@@ -78,10 +78,10 @@ async def test_the_sequences_are_those_of_the_reference(
     async def ask(beams: list[list[int]]) -> list[TokenLogprobs]:
         return [told(tuple(beam)) for beam in beams]
 
-    found = await search_beams(list(PROMPT), params, ask, eos_token_ids={EOS}, max_model_len=0)
+    results = await search_beams(list(PROMPT), params, ask, eos_token_ids={EOS}, max_model_len=0)
     expected = reference(model, params)
-    assert [tuple(one.tokens) for one in found] == [tokens for _, tokens, _ in expected]
-    for one, (score, tokens, output) in zip(found, expected, strict=True):
+    assert [tuple(one.tokens) for one in results] == [tokens for _, tokens, _ in expected]
+    for one, (score, tokens, output) in zip(results, expected, strict=True):
         assert one.score(length_penalty) == pytest.approx(score)
         assert one.cum_logprob == pytest.approx(math.fsum(one.logprobs))
         assert len(one.logprobs) == len(output)
@@ -96,32 +96,32 @@ async def test_the_bounds_of_the_penalty_hold_for_the_longest_prompts(length_pen
         return [TokenLogprobs(5, -0.5, 1, [(5, -0.5), (6, -1.0)]) for _ in beams]
 
     params = BeamSearchParams(beam_width=1, max_tokens=2, length_penalty=length_penalty)
-    (found,) = await search_beams([7] * 1_000_000, params, ask, eos_token_ids=(), max_model_len=0)
-    assert found.output_token_ids == [5, 5]
-    assert found.score(length_penalty) < 0
+    (beam,) = await search_beams([7] * 1_000_000, params, ask, eos_token_ids=(), max_model_len=0)
+    assert beam.output_token_ids == [5, 5]
+    assert beam.score(length_penalty) < 0
     with pytest.raises(ValidationError, match="length_penalty must be in"):
         BeamSearchParams(beam_width=1, max_tokens=2, length_penalty=1.1 * length_penalty)
 
 
 async def test_the_models_length_ends_a_search_and_a_drawn_token_is_one_more_candidate() -> None:
-    asked: list[int] = []
+    prompts: list[int] = []
 
     async def ask(beams: list[list[int]]) -> list[TokenLogprobs]:
-        asked.append(len(beams))
+        prompts.append(len(beams))
         return [TokenLogprobs(20, -5.0, 9, [(5, -0.5), (6, -1.0)]) for _ in beams]
 
     params = BeamSearchParams(beam_width=1, max_tokens=50, temperature=1.0)
-    (found,) = await search_beams(list(PROMPT), params, ask, eos_token_ids={5}, max_model_len=5)
-    assert asked == [1, 1]
-    assert (found.output_token_ids, found.stop_reason) == ([], 5)
+    (beam,) = await search_beams(list(PROMPT), params, ask, eos_token_ids={5}, max_model_len=5)
+    assert prompts == [1, 1]
+    assert (beam.output_token_ids, beam.stop_reason) == ([], 5)
     params = BeamSearchParams(beam_width=1, max_tokens=50, temperature=1.0, length_penalty=-8.0)
-    (found,) = await search_beams(list(PROMPT), params, ask, eos_token_ids={5, 6}, max_model_len=5)
-    assert found.stop_reason == 5, "20 was drawn, and goes on, but is too unlikely"
-    assert asked == [1] * 4
+    (beam,) = await search_beams(list(PROMPT), params, ask, eos_token_ids={5, 6}, max_model_len=5)
+    assert beam.stop_reason == 5, "20 was drawn, and goes on, but is too unlikely"
+    assert prompts == [1] * 4
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"beam_width": 0}, "beam_width must be in"),
         ({"beam_width": 11}, r"beam_width must be in \[1, 10\], got 11"),
@@ -130,6 +130,6 @@ async def test_the_models_length_ends_a_search_and_a_drawn_token_is_one_more_can
         ({"ignore_eos": 1}, "ignore_eos must be True or False"),
     ],
 )
-def test_wrong_parameters_are_named(fields: dict[str, int], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_wrong_parameters_are_named(fields: dict[str, int], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         BeamSearchParams(**{"beam_width": 2, "max_tokens": 3, **fields})  # type: ignore[arg-type]  # the mistake

@@ -55,10 +55,10 @@ def test_the_form_of_an_answer_does_not_change_digests_of_earlier_turns() -> Non
 
 
 def test_tool_results_are_skipped_in_the_lookup() -> None:
-    (asked,) = digests(conversation(1)).own
+    (digest,) = digests(conversation(1)).own
     tools = [message("tool", f"{number}", tool_call_id="c") for number in range(10)]
     messages = [*conversation(1), message("assistant", None, tool_calls=[CALL] * 10), *tools]
-    assert digests(messages).wanted[1:] == (asked,)
+    assert digests(messages).wanted[1:] == (digest,)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 
 
 def file(pixels: Any = PIXELS) -> bytes:
-    written = io.BytesIO()
-    Image.fromarray(pixels).save(written, "PNG")
-    return written.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 URL = "data:image/png;base64," + base64.b64encode(file()).decode()
@@ -41,8 +41,8 @@ PICTURES = [file(), bytearray(file()), memoryview(file()), Image.fromarray(PIXEL
 
 @pytest.mark.parametrize("image", PICTURES, ids=lambda image: type(image).__name__)
 def test_whatever_holds_pixels_is_taken(image: Any) -> None:
-    prompt, (found,) = split_prompt({"prompt": "<image> hi", "multi_modal_data": {"image": image}})
-    assert (prompt, pixels_of(found)) == ("<image> hi", PIXELS.tolist())
+    prompt, (image_data,) = split_prompt({"prompt": "<image> hi", "multi_modal_data": {"image": image}})
+    assert (prompt, pixels_of(image_data)) == ("<image> hi", PIXELS.tolist())
 
 
 def test_parts_of_messages_leave_their_places() -> None:
@@ -65,8 +65,8 @@ def test_the_payload_has_digests_and_bytes_are_stored_separately() -> None:
     entry = Outgoing(request, {}, 0).entry(result_ttl_ms=1, fail_fast=False, max_payload_bytes=1 << 20)
     assert entry.images == (ImageInput.from_bytes(file()),) * 2
     assert file() not in entry.payload
-    sent = decoded(entry.payload)
-    assert sent.images == [ImageInput(ImageInput.from_bytes(file()).digest)] * 2
+    message = decoded(entry.payload)
+    assert message.images == [ImageInput(ImageInput.from_bytes(file()).digest)] * 2
     assert entry.num_bytes == len(entry.payload) + 2 * len(file())
 
 
@@ -83,7 +83,7 @@ def test_prompts_with_images_are_distinguished_from_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "told"),
+    ("prompt", "message"),
     [
         ({"prompt": "a", "prompt_token_ids": [1]}, "must have one of prompt, prompt_token_ids"),
         ({"prompt": "a", "mm_processor_kwargs": {}}, "mm_processor_kwargs.* is not supported"),
@@ -112,8 +112,8 @@ def test_prompts_with_images_are_distinguished_from_messages() -> None:
         ([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}], "file_id is not supported"),
     ],
 )
-def test_invalid_images_are_refused_with_a_reason(prompt: Any, told: str) -> None:
-    with pytest.raises(PenstockError, match=told):
+def test_invalid_images_are_refused_with_a_reason(prompt: Any, message: str) -> None:
+    with pytest.raises(PenstockError, match=message):
         split_prompt(prompt)
 
 

@@ -23,15 +23,15 @@ HERE = io_processors.__name__
 
 
 def test_processors_are_named_or_passed_and_looked_up_by_name() -> None:
-    found = IOProcessors([f"{HERE}:Nearest", Broken()])
-    assert (found.find("nearest").name, found.find("broken").name) == ("nearest", "broken")
+    processors = IOProcessors([f"{HERE}:Nearest", Broken()])
+    assert (processors.find("nearest").name, processors.find("broken").name) == ("nearest", "broken")
     assert IOProcessors([Broken()]).find(None).name == "broken"
     with pytest.raises(
         errors.UnsupportedParameterError, match=r"io_processor 'other' is unknown; available: nearest, broken"
     ):
-        found.find("other")
+        processors.find("other")
     with pytest.raises(errors.ValidationError, match="io_processor must name one of nearest, broken"):
-        found.find(None)
+        processors.find(None)
     with pytest.raises(errors.UnsupportedParameterError, match=r"data needs an I/O processor.*--io-processor NAME"):
         IOProcessors().find(None)
 
@@ -46,7 +46,7 @@ class Unmade(Nearest):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("processor", "message"),
     [
         (["nowhere"], "--io-processor 'nowhere' is no entry point of the group penstock.io_processors"),
         ([f"{HERE}:Gone"], "cannot be imported: AttributeError"),
@@ -58,10 +58,10 @@ class Unmade(Nearest):
         ("nearest", r"io_processors must be a list of names, got 'nearest'; pass \['nearest'\]"),
     ],
 )
-def test_one_that_cannot_be_had_is_an_error_of_the_start(given: Any, said: str) -> None:
+def test_one_that_cannot_be_had_is_an_error_of_the_start(processor: Any, message: str) -> None:
     for start in (IOProcessors, lambda named: Client.connect("redis://localhost", io_processors=named)):
-        with pytest.raises(errors.ConfigurationError, match=said):
-            start(given)
+        with pytest.raises(errors.ConfigurationError, match=message):
+            start(processor)
 
 
 def test_a_gateway_reports_wrong_processors_before_it_serves() -> None:
@@ -86,7 +86,7 @@ async def test_a_waiting_processor_does_not_block_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "said"),
+    ("how", "kind", "message"),
     [
         ({"how": "parse:value"}, errors.ValidationError, "data was refused by I/O processor 'broken': as it was told"),
         ({"how": "pre:value"}, errors.ValidationError, "data was refused by I/O processor 'broken': as it was told"),
@@ -98,14 +98,14 @@ async def test_a_waiting_processor_does_not_block_others() -> None:
         ({"how": "pre:returns", "what": 5}, errors.RequestFailedError, "returned 5 from pre_process"),
     ],
 )
-async def test_an_error_with_data_is_the_requests_error(how: Any, kind: Any, said: str) -> None:
+async def test_an_error_with_data_is_the_requests_error(how: Any, kind: Any, message: str) -> None:
     broken = IOProcessors([Broken()]).find(None)
-    with pytest.raises(kind, match=said) as caught:
+    with pytest.raises(kind, match=message) as caught:
         await broken.prompts(how, "id")
     status, code = (400, None) if kind is errors.ValidationError else (500, "request_failed")
-    told = error_of(caught.value)
-    assert (told.status, told.error_code) == (status, code)
-    assert told.param == ("data" if status == 400 else None)
+    detail = error_of(caught.value)
+    assert (detail.status, detail.error_code) == (status, code)
+    assert detail.param == ("data" if status == 400 else None)
     assert await broken.prompts({"how": ""}, "id") == ["four"]
 
 

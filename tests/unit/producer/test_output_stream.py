@@ -86,8 +86,8 @@ def test_the_three_kinds_agree(cut: tuple[int, list[Delta]]) -> None:
         assert [item.finished for item in items] == [False] * (len(items) - 1) + [True]
         assert [item.usage for item in items] == [None] * (len(items) - 1) + [final.usage]
         assert [len(item.outputs) for item in items] == [1] * len(items)
-        told = [item.prompt_logprobs for item in items if item.prompt_logprobs]
-        assert (told[-1] if told else None) == final.prompt_logprobs
+        values = [item.prompt_logprobs for item in items if item.prompt_logprobs]
+        assert (values[-1] if values else None) == final.prompt_logprobs
     for answer in final.outputs:
         mine = [item.outputs[0] for item in pieces if item.outputs[0].index == answer.index]
         assert [part.finished for part in mine] == [False] * (len(mine) - 1) + [True]
@@ -108,5 +108,5 @@ def test_ends_of_segments_are_delivered() -> None:
     ends = [SegmentEnd(0, 1, FinishReason.STOP), SegmentEnd(1, 2, FinishReason.LENGTH)]
     deltas = [Delta(index=i, token_ids=[i], segment_ends=[end]) for i, end in enumerate(ends)]
     deltas.append(Delta(index=2, finish_reason=FinishReason.STOP))
-    told = [item.outputs[0].segment_ends for item in collected(RequestOutputKind.DELTA, 1, deltas)]
-    assert told == [[ends[0]], [ends[1]], []]
+    values = [item.outputs[0].segment_ends for item in collected(RequestOutputKind.DELTA, 1, deltas)]
+    assert values == [[ends[0]], [ends[1]], []]

@@ -38,8 +38,8 @@ class Server:
         stop = self.rng.randint(self.num_tokens + 1, min(self.num_tokens + 5, NUM_TOKENS))
         is_last = stop == NUM_TOKENS
         num_told = sum(len(record.text) for record in self.log)
-        come = len("".join(TEXTS[:stop]))
-        text = WHOLE[num_told : come if is_last else max(num_told, come - self.rng.randint(0, 2))]
+        length = len("".join(TEXTS[:stop]))
+        text = WHOLE[num_told : length if is_last else max(num_told, length - self.rng.randint(0, 2))]
         token_ids = list(range(self.num_tokens, stop))
         reason = FinishReason.LENGTH if is_last else None
         self.log.append(Delta(index=self.num_tokens, token_ids=token_ids, text=text, finish_reason=reason))
@@ -65,17 +65,17 @@ class Reader:
     def hear(self, delta: Delta) -> None:
         if self.must_look or self.taken.ended:
             return
-        if (told := self.taken.take_next(delta)) is not None:
-            self.told.append(told)
+        if (item := self.taken.take_next(delta)) is not None:
+            self.told.append(item)
         else:
             self.must_look = self.taken.is_beyond(delta)
 
     def look(self, log: list[Delta]) -> None:
         self.num_looks += 1
         assert self.num_looks < MAX_LOOKS, "it reads the log again and again"
-        found = self.taken.take_log(log[self.taken.first_read :])
-        self.must_look = found is None
-        self.told += found or []
+        records = self.taken.take_log(log[self.taken.first_read :])
+        self.must_look = records is None
+        self.told += records or []
 
 
 def live(rng: random.Random) -> Reader:

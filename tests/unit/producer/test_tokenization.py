@@ -21,7 +21,7 @@ MESSAGES = [{"role": "user", "content": "x" * 1000}]
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "meant"),
+    ("kwargs", "expected"),
     [
         (None, None),
         ({}, None),
@@ -37,12 +37,12 @@ MESSAGES = [{"role": "user", "content": "x" * 1000}]
         ),
     ],
 )
-def test_both_vocabularies_mean_the_same(kwargs: Any, meant: Tokenization | None) -> None:
-    assert tokenization_of(RequestOptions(tokenization_kwargs=kwargs)) == meant
+def test_both_vocabularies_mean_the_same(kwargs: Any, expected: Tokenization | None) -> None:
+    assert tokenization_of(RequestOptions(tokenization_kwargs=kwargs)) == expected
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "said"),
+    ("kwargs", "message"),
     [
         ([5], "tokenization_kwargs must be a dict"),
         ({"padding": True}, "may have add_special_tokens, .*got 'padding'"),
@@ -56,27 +56,27 @@ def test_both_vocabularies_mean_the_same(kwargs: Any, meant: Tokenization | None
         ({"add_special_tokens": 1}, "add_special_tokens must be True or False"),
     ],
 )
-def test_unsupported_arguments_are_named(kwargs: Any, said: str) -> None:
-    with pytest.raises(errors.ValidationError, match=said):
+def test_unsupported_arguments_are_named(kwargs: Any, message: str) -> None:
+    with pytest.raises(errors.ValidationError, match=message):
         tokenization_of(RequestOptions(tokenization_kwargs=kwargs))
 
 
 @pytest.mark.parametrize(
-    ("params", "kwargs", "said"),
+    ("params", "kwargs", "message"),
     [
         (SamplingParams(truncate_prompt_tokens=21), None, r"at most max_model_len \(20\), got 21"),
         (SamplingParams(truncate_prompt_tokens=5), {"truncate_prompt_tokens": 6}, "5 in the parameters and 6 in"),
         (SamplingParams(truncate_prompt_tokens=-1, max_tokens=20), None, "no token of the prompt is left"),
     ],
 )
-def test_the_client_refuses_unsupported_tokenization(params: SamplingParams, kwargs: Any, said: str) -> None:
-    with pytest.raises(errors.ValidationError, match=said):
+def test_the_client_refuses_unsupported_tokenization(params: SamplingParams, kwargs: Any, message: str) -> None:
+    with pytest.raises(errors.ValidationError, match=message):
         build_request([1], params, card=CARD, options=RequestOptions(tokenization_kwargs=kwargs))
 
 
 def test_token_ids_that_are_cut_may_be_more_than_the_model_takes() -> None:
-    kept = SamplingParams(truncate_prompt_tokens=-1, max_tokens=4)
-    request = build_request([1] * 50, kept, card=CARD)
+    params = SamplingParams(truncate_prompt_tokens=-1, max_tokens=4)
+    request = build_request([1] * 50, params, card=CARD)
     assert request.prompt_token_ids == [1] * 50, "the worker cuts: its engine may take more, or less"
     entry = Outgoing(request, {}, 20).entry(result_ttl_ms=1, fail_fast=False, max_payload_bytes=10_000)
     assert entry.num_prompt_tokens == 50

@@ -117,10 +117,10 @@ def texts() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.xdist_group("sources")
 def test_decisions_are_named_by_their_files() -> None:
-    known = {record.stem for record in RECORDS} | {"README"}
+    names = {record.stem for record in RECORDS} | {"README"}
     wrong = []
     for name, text in texts():
-        wrong += [f"{name}: {decision}" for decision in DECISION.findall(text) if decision not in known]
+        wrong += [f"{name}: {decision}" for decision in DECISION.findall(text) if decision not in names]
         wrong += [f"{name}: {reference}" for reference in NUMBERED_DECISION.findall(text)]
     assert wrong == []
 
@@ -143,14 +143,19 @@ def signatures(tree: ast.Module) -> Iterator[tuple[str, int, str, set[str]]]:
             annotated = [part.target for part in node.body if isinstance(part, ast.AnnAssign)]
             fields = {target.id for target in annotated if isinstance(target, ast.Name)}
             made_by = [part for part in node.body if isinstance(part, Function) and part.name == "__init__"]
-            taken = fields.union(*map(arguments, made_by))
+            parameters = fields.union(*map(arguments, made_by))
             # What a base class takes is documented where it is used.
-            yield node.name, node.lineno, "" if node.bases and not taken else ast.get_docstring(node) or "", taken
+            yield (
+                node.name,
+                node.lineno,
+                "" if node.bases and not parameters else ast.get_docstring(node) or "",
+                parameters,
+            )
 
 
 def arguments(node: Function) -> set[str]:
-    given = node.args
-    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+    args = node.args
+    every = [*args.posonlyargs, *args.args, *args.kwonlyargs, *filter(None, (args.vararg, args.kwarg))]
     return {argument.arg for argument in every}
 
 
@@ -160,8 +165,8 @@ def test_args_sections_name_existing_arguments() -> None:
         for part in PARTS
         for path in sources(part)
         if "Args:" in (text := path.read_text())
-        for name, line, docstring, taken in signatures(ast.parse(text))
+        for name, line, docstring, parameters in signatures(ast.parse(text))
         for argument in documented_arguments(docstring)
-        if argument not in taken
+        if argument not in parameters
     ]
     assert stale == []

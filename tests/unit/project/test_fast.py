@@ -55,13 +55,13 @@ def collected(*paths: str) -> set[str]:
     """Files of which a fresh Python without torch collects tests."""
     # The plugin of hypothesis would read the sources of all that is imported, and names of files are enough.
     options = ("-qq", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
-    done = run("-m", "pytest", "--without-torch", "--collect-only", *options, *paths)
-    assert done.returncode == 0, done.stdout[-4000:]
-    names = (line.partition(":")[0] for line in done.stdout.splitlines() if line.startswith("tests/"))
+    result = run("-m", "pytest", "--without-torch", "--collect-only", *options, *paths)
+    assert result.returncode == 0, result.stdout[-4000:]
+    names = (line.partition(":")[0] for line in result.stdout.splitlines() if line.startswith("tests/"))
     return {name.removeprefix("tests/") for name in names}
 
 
 def test_an_engine_core_does_not_start_in_it() -> None:
-    done = run("-c", "import penstock.worker.engine.composition", PYTHONPATH=str(WITHOUT_TORCH))
-    assert done.returncode == 1
-    assert "this runs without torch" in done.stderr
+    result = run("-c", "import penstock.worker.engine.composition", PYTHONPATH=str(WITHOUT_TORCH))
+    assert result.returncode == 1
+    assert "this runs without torch" in result.stderr

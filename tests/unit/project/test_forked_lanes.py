@@ -51,7 +51,7 @@ def test_a_forked_program_has_the_same_input_and_output(tmp_path: Path, warm_pyt
 
     def run(python: str) -> tuple[int, str, list[str]]:
         with (tmp_path / "further").open("w+b") as further:
-            done = subprocess.run(
+            result = subprocess.run(
                 [python, str(program), ending, str(further.fileno()), "é"],
                 input="asked",
                 cwd=tmp_path,
@@ -63,7 +63,7 @@ def test_a_forked_program_has_the_same_input_and_output(tmp_path: Path, warm_pyt
             )
             assert further.seek(0) == 0
             assert further.read() == b"further"
-        return done.returncode, done.stdout, done.stderr.splitlines()
+        return result.returncode, result.stdout, result.stderr.splitlines()
 
     cold, warm = run(PYTHON), run(warm_python)
     assert warm[:2] == cold[:2]
@@ -73,9 +73,9 @@ def test_a_forked_program_has_the_same_input_and_output(tmp_path: Path, warm_pyt
 
 def test_a_module_is_run_as_the_program(warm_python: str) -> None:
     command = [warm_python, "-m", "penstock.worker.engine.offline", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: ")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("usage: ")
 
 
 @pytest.mark.parametrize(("how", "status"), [("heeds", 7), ("dies", -signal.SIGTERM)])
@@ -99,12 +99,12 @@ def test_a_proxy_killed_early_kills_the_program_too(tmp_path: Path) -> None:
     path.write_text(WAITS)
     request = json.dumps([PYTHON, [str(path), "heeds"], str(tmp_path), dict(os.environ), [1]]).encode()
     ours, theirs = os.pipe()
-    with socket.socket(socket.AF_UNIX) as asking, open(ours) as told:
+    with socket.socket(socket.AF_UNIX) as asking, open(ours) as file:
         asking.connect(str(Path(os.environ[WARM_PYTHON_VARIABLE]).with_name("socket")))
         socket.send_fds(asking, [len(request).to_bytes(4, "big")], [theirs])
         asking.sendall(request)
         os.close(theirs)
-        program = psutil.Process(int(told.readline()))
+        program = psutil.Process(int(file.readline()))
         select.select([asking], [], [])
     await_end(program)
 

@@ -98,19 +98,19 @@ def rooms() -> dict[str, set[str]]:
     return {folder: set(allowed) for folder, allowed in table.items()}
 
 
-def imported_rooms(path: Path, known: set[str]) -> dict[str, str]:
+def imported_rooms(path: Path, all_rooms: set[str]) -> dict[str, str]:
     """The other rooms from which a file imports, each with one import."""
     rooms_of_names: dict[str, str] = {}
-    own = room_of(path.relative_to(ROOT).parent.parts, known)
+    own = room_of(path.relative_to(ROOT).parent.parts, all_rooms)
     for name in imported(path, with_names=True):
         parts = name.removeprefix("penstock.").split(".")
-        if parts[0] in PARTS and (room := room_of(parts, known)) != own:
+        if parts[0] in PARTS and (room := room_of(parts, all_rooms)) != own:
             rooms_of_names[room] = name
     return rooms_of_names
 
 
-def room_of(parts: Sequence[str], known: set[str]) -> str:
-    return next(room for n in range(len(parts), 0, -1) if (room := "/".join(parts[:n])) in known)
+def room_of(parts: Sequence[str], all_rooms: set[str]) -> str:
+    return next(room for n in range(len(parts), 0, -1) if (room := "/".join(parts[:n])) in all_rooms)
 
 
 def test_every_folder_imports_only_its_row() -> None:

@@ -19,11 +19,11 @@ def kinds_in_the_table() -> set[str]:
 
 def kinds_in_scripts() -> dict[str, str]:
     """Each kind with a script that has it; a string is appended to the prefix, or made in one piece with it."""
-    found: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for path in SCRIPTS:
         for kind in re.findall(r"prefix\s*\.\.\s*['\"](\w+)", path.read_text()):
-            found[kind] = path.name
-    return found
+            spellings[kind] = path.name
+    return spellings
 
 
 def kinds_in_python() -> set[str]:

@@ -31,5 +31,11 @@ def test_computing_tests_are_spread_among_waiting_ones() -> None:
     files = ["faults/test_chaos.py", "unit/a.py", *[f"kernels/{n}.py" for n in "ab"], *[f"e2e/{n}.py" for n in "abcd"]]
     assert in_turns({name: place(TESTS / name) for name in files}) == [
         "faults/test_chaos.py",
-        *("e2e/a.py", "kernels/a.py", "e2e/b.py", "e2e/c.py", "kernels/b.py", "e2e/d.py", "unit/a.py"),
+        "e2e/a.py",
+        "kernels/a.py",
+        "e2e/b.py",
+        "e2e/c.py",
+        "kernels/b.py",
+        "e2e/d.py",
+        "unit/a.py",
     ]

@@ -74,15 +74,15 @@ def levels_of(call: ast.Call, method: str) -> set[str]:
 @functools.cache
 def logged() -> dict[str, Event]:
     """Every event by its name."""
-    found: dict[str, Event] = {}
+    events: dict[str, Event] = {}
     for part in PARTS:
         for path in sources(part):
             for call, method in calls(path):
-                event = found.setdefault(str(name_of(call, method)), Event())
+                event = events.setdefault(str(name_of(call, method)), Event())
                 event.levels |= levels_of(call, method)
                 event.fields |= fields_of(call)
                 event.is_open |= any(keyword.arg is None for keyword in call.keywords)
-    return found
+    return events
 
 
 def documented() -> dict[str, tuple[set[str], set[str], str, str]]:

@@ -12,7 +12,7 @@ SHORT = {("shared/redis_access/check.py", "namespace")}
 
 
 def test_no_message_has_a_value_in_full() -> None:
-    found = [
+    places = [
         f"{path.relative_to(ROOT)}:{part.lineno}: {{{ast.unparse(part.value)}!r}}"
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
@@ -21,4 +21,4 @@ def test_no_message_has_a_value_in_full() -> None:
         if not (isinstance(part.value, ast.Name) and part.value.id.isupper())
         if (str(path.relative_to(ROOT)), ast.unparse(part.value)) not in SHORT
     ]
-    assert found == [], "write {shown(value)}, from shared/values/shown.py"
+    assert places == [], "write {shown(value)}, from shared/values/shown.py"

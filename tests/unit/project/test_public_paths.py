@@ -41,8 +41,8 @@ PROGRAMS = (
 def test_public_imports_exist(module: str) -> None:
     if module == "penstock.producer.jobs":
         pytest.importorskip("arq")
-    found = importlib.import_module(module)
-    assert [name for name in PUBLIC[module] if not hasattr(found, name)] == []
+    imported = importlib.import_module(module)
+    assert [name for name in PUBLIC[module] if not hasattr(imported, name)] == []
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

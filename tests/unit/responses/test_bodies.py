@@ -100,11 +100,11 @@ def test_sampling_fields_reach_the_parameters() -> None:
 
 
 def test_logits_processors_are_chosen_as_in_a_chat() -> None:
-    wanted = {"logits_processors": {"ban": {"token_ids": [5]}}}
-    record = prepare(vllm_xargs=wanted, background=True).record
+    expected = {"logits_processors": {"ban": {"token_ids": [5]}}}
+    record = prepare(vllm_xargs=expected, background=True).record
     # Whichever gateway goes on with it reads the record.
-    kept = msgspec.json.decode(msgspec.json.encode(record), type=StoredResponse)
-    assert prepare_response(kept).chat.params.extra_args == wanted
+    stored = msgspec.json.decode(msgspec.json.encode(record), type=StoredResponse)
+    assert prepare_response(stored).chat.params.extra_args == expected
     assert prepare(vllm_xargs={}).chat.params.extra_args is None
     for wrong in ({"logits_processors": ["ban"]}, {"my_own": 1}, ["ban"]):
         with pytest.raises(OpenAIError) as caught:
@@ -113,7 +113,7 @@ def test_logits_processors_are_chosen_as_in_a_chat() -> None:
 
 
 def test_earlier_items_are_returned() -> None:
-    said = {
+    fields = {
         "instructions": "be brief",
         "metadata": {"k": "v"},
         "temperature": 0.0,
@@ -125,8 +125,8 @@ def test_earlier_items_are_returned() -> None:
         "user": "u",
         "background": True,
     }
-    response = msgspec.to_builtins(new_response(prepare(**said).record))
-    assert {name: response[name] for name in said} == said
+    response = msgspec.to_builtins(new_response(prepare(**fields).record))
+    assert {name: response[name] for name in fields} == fields
     assert response["text"] == {"format": {"type": "text"}}
     assert (response["store"], response["top_p"], response["truncation"]) == (True, 1.0, "disabled")
 
@@ -134,9 +134,9 @@ def test_earlier_items_are_returned() -> None:
 def test_a_stored_record_is_unchanged() -> None:
     json_text = {"format": {"type": "json_object"}}
     record = prepare(tools=[WEATHER], tool_choice="none", text=json_text, input=[CALL, RESULT]).record
-    kept = msgspec.json.decode(msgspec.json.encode(record), type=StoredResponse)
-    assert kept == record
-    assert prepare_response(kept).chat.params == prepare_response(record).chat.params
+    stored = msgspec.json.decode(msgspec.json.encode(record), type=StoredResponse)
+    assert stored == record
+    assert prepare_response(stored).chat.params == prepare_response(record).chat.params
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ def test_only_the_first_delta_of_an_engine_has_its_weights_version() -> None:
         generation.absorb(EngineCoreOutput("r", [token_id]))
         deltas.append(generation.pop_delta())
     last, _ = generation.absorb(EngineCoreOutput("r", [8], FinishReason.LENGTH))
-    told = [(delta.index, delta.weights_version) for delta in (*deltas, last) if delta is not None]
-    assert told == [(1, "two"), (2, ""), (3, "")]
+    versions = [(delta.index, delta.weights_version) for delta in (*deltas, last) if delta is not None]
+    assert versions == [(1, "two"), (2, ""), (3, "")]
     assert deltas[0] is not None
     assert begun.followed_by(deltas[0]).weights_version == "two"
 
@@ -211,11 +211,11 @@ def test_several_tokens_of_a_step_are_delivered_like_single_ones(
 
     num_left = len(token_ids) - num_resumed
     sizes = data.draw(st.lists(st.integers(1, 6), min_size=num_left, max_size=num_left))
-    found, expected = tell(sizes)[0], tell([1] * num_left)[0]
-    assert found == expected
-    assert found.usage is not None
-    assert len(found.logprobs) == len(found.token_ids) == found.usage.num_output_tokens - num_resumed
-    assert (found.error is None) == (found.finish_reason is not FinishReason.ERROR)
+    result, expected = tell(sizes)[0], tell([1] * num_left)[0]
+    assert result == expected
+    assert result.usage is not None
+    assert len(result.logprobs) == len(result.token_ids) == result.usage.num_output_tokens - num_resumed
+    assert (result.error is None) == (result.finish_reason is not FinishReason.ERROR)
 
 
 def test_tokens_after_a_stop_string_in_a_step_are_dropped(codec: TextCodec) -> None:
@@ -375,14 +375,14 @@ def test_a_stop_string_counts_once_there_are_min_tokens(
     if not any(delta.finished for delta in deltas):
         run(token_ids[num_logged:], FinishReason.LENGTH)
 
-    shown, num_tokens, stopped_at = "", 0, None
+    output, num_tokens, stopped_at = "", 0, None
     for num_tokens, token_id in enumerate(token_ids, start=1):
-        num_before = len(shown)
-        shown += codec.token_bytes[token_id].decode()
-        at = shown.find(stop, max(0, num_before + 1 - len(stop)))
+        num_before = len(output)
+        output += codec.token_bytes[token_id].decode()
+        at = output.find(stop, max(0, num_before + 1 - len(stop)))
         if num_tokens > min_tokens and at >= 0:
-            shown, stopped_at = shown[:at], stop
+            output, stopped_at = output[:at], stop
             break
-    assert "".join(delta.text for delta in deltas) == shown
+    assert "".join(delta.text for delta in deltas) == output
     assert deltas[-1].next_index == num_tokens
     assert deltas[-1].stop_reason == stopped_at

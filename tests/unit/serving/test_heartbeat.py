@@ -77,8 +77,8 @@ async def test_the_heartbeat_includes_the_core_s_progress() -> None:
     writer.end_step(1)
     watch.check()
     heartbeat.stats = SchedulerStats(num_running_reqs=1, device_memory_bytes=5)
-    told = await beat(heartbeat, recorder)
-    assert (told.state, told.step_counter, told.device_memory_bytes) == (EngineState.BUSY, 1, 5)
+    beats = await beat(heartbeat, recorder)
+    assert (beats.state, beats.step_counter, beats.device_memory_bytes) == (EngineState.BUSY, 1, 5)
     writer.end_step(0)
     heartbeat.state = EngineState.DRAINING
     assert await state() == EngineState.DRAINING

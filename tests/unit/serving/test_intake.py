@@ -40,9 +40,11 @@ def ready(engine: str = "penstock") -> Ready:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "</s>": 2, "<think>": THINK, "</think>": ANSWER}, unk_token="b"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return made
+    word_level = Tokenizer(
+        models.WordLevel({"a": 0, "b": 1, "</s>": 2, "<think>": THINK, "</think>": ANSWER}, unk_token="b")
+    )
+    word_level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return word_level
 
 
 async def prepared(intake: Intake, params: SamplingParams, **prompt: Any) -> EngineCoreRequest:
@@ -74,9 +76,9 @@ async def test_a_grammar_starts_after_the_thinking(
     grammar = StructuredOutputsParams(regex="a", enable_in_reasoning=params.pop("enable_in_reasoning", None))
     request = await prepared(intake, SamplingParams(structured_outputs=grammar, **params), **prompt)
     assert request.sampling_params is not None
-    held = request.sampling_params.structured_outputs
-    assert held is not None
-    assert held.enable_in_reasoning is (None if waits is None else not waits)
+    constraint = request.sampling_params.structured_outputs
+    assert constraint is not None
+    assert constraint.enable_in_reasoning is (None if waits is None else not waits)
     assert request.sampling_params.think_token_ids == ((THINK, ANSWER) if waits else None)
 
 

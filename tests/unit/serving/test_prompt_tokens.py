@@ -57,7 +57,7 @@ def text(token_ids: list[int]) -> str:
     ids=lambda prompt: next(iter(prompt)),
 )
 @pytest.mark.parametrize(
-    ("num_tokens", "side", "max_tokens", "kept"),
+    ("num_tokens", "side", "max_tokens", "expected"),
     [
         (4, None, 3, LONG[-4:]),
         (4, "right", 3, LONG[:4]),
@@ -67,17 +67,17 @@ def text(token_ids: list[int]) -> str:
     ],
 )
 async def test_the_last_tokens_are_kept_in_any_form_of_prompt(
-    intake: Intake, prompt: Any, num_tokens: int, side: str | None, max_tokens: int | None, kept: list[int]
+    intake: Intake, prompt: Any, num_tokens: int, side: str | None, max_tokens: int | None, expected: list[int]
 ) -> None:
     params = SamplingParams(max_tokens=max_tokens, truncate_prompt_tokens=num_tokens)
     request = await prepared(
         intake, sampling_params=params, tokenization=Tokenization(truncation_side=side) if side else None, **prompt
     )
-    assert request.prompt_token_ids == kept
+    assert request.prompt_token_ids == expected
     assert request.sampling_params == SamplingParams(max_tokens=max_tokens), "the core is told nothing of it"
     own = Tokenization(truncate_prompt_tokens=num_tokens, truncation_side=side)
     same = await prepared(intake, sampling_params=SamplingParams(max_tokens=max_tokens), tokenization=own, **prompt)
-    assert (same.prompt_token_ids, same.tokenization) == (kept, None)
+    assert (same.prompt_token_ids, same.tokenization) == (expected, None)
 
 
 async def test_a_prompt_that_is_pooled_may_fill_the_model(intake: Intake) -> None:
@@ -88,7 +88,7 @@ async def test_a_prompt_that_is_pooled_may_fill_the_model(intake: Intake) -> Non
 
 
 @pytest.mark.parametrize(
-    ("fields", "error", "said"),
+    ("fields", "error", "message"),
     [
         ({"truncate": 11, "prompt": "w1"}, errors.ValidationError, r"at most max_model_len \(10\), got 11"),
         ({"truncate": 10, "prompt": text(LONG)}, errors.PromptTooLongError, "one output token must fit"),
@@ -102,8 +102,8 @@ async def test_a_prompt_that_is_pooled_may_fill_the_model(intake: Intake) -> Non
     ],
 )
 async def test_prompts_that_cannot_be_truncated_are_refused(
-    intake: Intake, fields: Any, error: type[Exception], said: str
+    intake: Intake, fields: Any, error: type[Exception], message: str
 ) -> None:
     params = SamplingParams(truncate_prompt_tokens=fields.pop("truncate"), max_tokens=fields.pop("max_tokens", 4))
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         await prepared(intake, sampling_params=params, **fields)

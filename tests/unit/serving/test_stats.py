@@ -45,8 +45,8 @@ def test_the_parts_of_a_request_s_time_add_up() -> None:
 
 
 def test_a_resumed_request_keeps_the_time_of_its_first_token() -> None:
-    told = RequestStats(queue_time_s=0.5, prefill_time_s=0.25, time_to_first_token_s=0.75, latency_s=0.75)
-    logged = [Delta(token_ids=[5], stats=told), Delta(index=1, token_ids=[6])]
+    stats = RequestStats(queue_time_s=0.5, prefill_time_s=0.25, time_to_first_token_s=0.75, latency_s=0.75)
+    logged = [Delta(token_ids=[5], stats=stats), Delta(index=1, token_ids=[6])]
     timing = RequestTiming(claim(waited_ms=10_000, attempt=2), logged)
     timing.note_output(output([7], (SCHEDULED, time.monotonic())), time.monotonic())
     assert timing.first_token() is None
@@ -104,9 +104,9 @@ def test_an_engine_adds_up_its_steps_and_requests() -> None:
 def test_tokens_of_one_step_have_no_time_between_them() -> None:
     meter = EngineMeter()
     meter.count_tokens(8, [0.02, 0.02, 0.03], num_at_once=5)
-    found = meter.stats.inter_token_latency_s
-    assert (found.count, found.sum) == (8, pytest.approx(0.07))
-    assert found.quantile(5 / 8) == found.bounds[0]
+    histogram = meter.stats.inter_token_latency_s
+    assert (histogram.count, histogram.sum) == (8, pytest.approx(0.07))
+    assert histogram.quantile(5 / 8) == histogram.bounds[0]
 
 
 def test_stats_survive_the_merging_of_deltas() -> None:

@@ -164,7 +164,9 @@ BANDS = st.lists(st.tuples(DEPTHS, AGES, COMING), min_size=1, max_size=4)
 
 
 def drawn_queue(drawn: list[tuple[int, float, float]], **changes: object) -> QueueState:
-    bands = [band(f"b{i}", depth, age_s=age_s, entered=come) for i, (depth, age_s, come) in enumerate(drawn)]
+    bands = [
+        band(f"b{i}", depth, age_s=age_s, entered=num_entered) for i, (depth, age_s, num_entered) in enumerate(drawn)
+    ]
     return queue(*bands, **changes)
 
 

@@ -88,7 +88,7 @@ def test_a_plugin_is_loaded_when_it_is_named_and_not_before(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("other", "--logits-processors 'other' is no entry point of the group penstock.logits_processors, .*ban, gone"),
         ("gone", r"--logits-processors gone \(my_plugin.parts:Gone\) cannot be imported: AttributeError"),
@@ -96,8 +96,8 @@ def test_a_plugin_is_loaded_when_it_is_named_and_not_before(capsys: pytest.Captu
         ("nowhere.at.all:Ban", "cannot be imported: ModuleNotFoundError"),
     ],
 )
-def test_unloadable_plugins_are_named(name: str, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_unloadable_plugins_are_named(name: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         load_object(LOGITS_PROCESSORS, name)
     with pytest.raises(ConfigurationError, match="--rpc-module nowhere_at_all cannot be imported"):
         load_module(RPC_MODULES, "nowhere_at_all")

@@ -27,8 +27,8 @@ def called() -> Iterator[tuple[str, Path]]:
 
 
 def test_all_commands_are_tried() -> None:
-    found = dict(called())
-    assert len(found) > 40
-    told = {*NEEDED, *NEEDED_FOR_MOVES, *NEEDED_FOR_OPERATORS, *ALWAYS, *OPTIONAL}
-    assert {name: str(path) for name, path in found.items() if name not in told} == {}
-    assert set(NEEDED) - set(found) == set()
+    calls = dict(called())
+    assert len(calls) > 40
+    listed = {*NEEDED, *NEEDED_FOR_MOVES, *NEEDED_FOR_OPERATORS, *ALWAYS, *OPTIONAL}
+    assert {name: str(path) for name, path in calls.items() if name not in listed} == {}
+    assert set(NEEDED) - set(calls) == set()

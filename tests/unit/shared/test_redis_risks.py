@@ -10,7 +10,7 @@ GOOD = {"aof_enabled": "1", "aof_last_write_status": "ok", "role": "master", "ma
 
 
 @pytest.mark.parametrize(
-    ("changed", "code", "told"),
+    ("changed", "code", "message"),
     [
         ({"aof_enabled": "0"}, "redis_not_persistent", "or everything if it makes none"),
         ({"aof_last_write_status": "err"}, "redis_cannot_write", "refuses writes"),
@@ -20,11 +20,11 @@ GOOD = {"aof_enabled": "1", "aof_last_write_status": "ok", "role": "master", "ma
         ({"role": "slave"}, "redis_is_replica", "is lost"),
     ],
 )
-def test_each_risk_is_reported_with_its_remedy(changed: dict[str, str], code: str, told: str) -> None:
+def test_each_risk_is_reported_with_its_remedy(changed: dict[str, str], code: str, message: str) -> None:
     (risk,) = risks_of(GOOD | changed, "redis://host")
     assert risk.code == code
     assert risk.message.startswith("Redis at redis://host ")
-    assert told in risk.message
+    assert message in risk.message
     assert risk.remedy
 
 
@@ -41,7 +41,7 @@ def test_good_and_unknown_settings_are_no_risk(info: dict[str, str]) -> None:
     assert risks_of(info, "redis://host") == []
 
 
-@pytest.mark.parametrize(("makes_copies", "told"), [(True, "since its last copy, which"), (False, "every request")])
-def test_the_loss_of_a_crash_is_stated_if_known(makes_copies: bool, told: str) -> None:
+@pytest.mark.parametrize(("makes_copies", "message"), [(True, "since its last copy, which"), (False, "every request")])
+def test_the_loss_of_a_crash_is_stated_if_known(makes_copies: bool, message: str) -> None:
     (risk,) = risks_of(GOOD | {"aof_enabled": "0"}, "redis://host", makes_copies=makes_copies)
-    assert told in risk.message
+    assert message in risk.message

@@ -23,17 +23,17 @@ def test_a_file_is_read_without_the_end_of_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [(None, "cannot be read (No such file or directory)"), (b"\n", "is empty"), (b"\xff\xfe", "(it is no text)")],
 )
-def test_errors_of_a_file_are_named(tmp_path: Path, content: bytes | None, told: str) -> None:
+def test_errors_of_a_file_are_named(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "url"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigurationError) as caught:
         variable_or_file(NAME, {f"{NAME}_FILE": str(path)})
     assert f"{NAME}_FILE names {path}" in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_both_are_one_too_many(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from penstock.shared.values.shown import mask_url
 
 def addresses(pool: PrimaryPool) -> list[tuple[str, int]]:
     kwargs = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
-    return [(found["host"], found["port"]) for found in kwargs]
+    return [(address["host"], address["port"]) for address in kwargs]
 
 
 def test_hosts_name_user_and_options() -> None:
@@ -22,9 +22,9 @@ def test_hosts_name_user_and_options() -> None:
     assert isinstance(pool, PrimaryPool)
     assert addresses(pool) == [("h1", 1), ("h2", 26379), ("::1", 3)]
     assert pool.service_name == "main"
-    found = pool.connection_kwargs
-    wanted = {"username": "me", "password": "p@ss", "db": 4, "client_name": "app", "socket_connect_timeout": 2}
-    assert {name: found[name] for name in wanted} == wanted
+    arguments = pool.connection_kwargs
+    expected = {"username": "me", "password": "p@ss", "db": 4, "client_name": "app", "socket_connect_timeout": 2}
+    assert {name: arguments[name] for name in expected} == expected
     assert isinstance(pool.make_connection(), SentinelManagedConnection)
     assert not isinstance(pool.make_connection(), SentinelManagedSSLConnection)
     for sentinel in pool.sentinel_manager.sentinels:
@@ -36,8 +36,8 @@ def test_tls_is_for_servers_and_sentinels() -> None:
     pool = parse_pool("rediss+sentinel://h1,h2/main?ssl_cert_reqs=none")
     assert isinstance(pool, PrimaryPool)
     assert isinstance(pool.make_connection(), SentinelManagedSSLConnection)
-    for made in (pool, *(sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels)):
-        assert made.connection_kwargs["ssl_cert_reqs"] == "none"
+    for connections in (pool, *(sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels)):
+        assert connections.connection_kwargs["ssl_cert_reqs"] == "none"
     for sentinel in pool.sentinel_manager.sentinels:
         assert "SSL" in sentinel.connection_pool.connection_class.__name__
 
@@ -60,7 +60,7 @@ def test_unreadable_urls_are_refused_with_a_reason(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "masked"),
     [
         ("redis+sentinel://u:p%40@h1:1,h2:2/main", "redis+sentinel://u:***@h1:1,h2:2/main"),
         ("rediss+sentinel://:p@[::1]:1,[::2]:2/m?db=1", "rediss+sentinel://:***@[::1]:1,[::2]:2/m?db=1"),
@@ -71,5 +71,5 @@ def test_unreadable_urls_are_refused_with_a_reason(url: str) -> None:
         ("redis+sentinel://h1/m", "redis+sentinel://h1/m"),
     ],
 )
-def test_passwords_are_masked(url: str, shown: str) -> None:
-    assert mask_url(url) == shown
+def test_passwords_are_masked(url: str, masked: str) -> None:
+    assert mask_url(url) == masked

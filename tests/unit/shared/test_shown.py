@@ -56,9 +56,9 @@ def test_a_message_is_short_and_keeps_field_and_remedy(value: str) -> None:
 
 def test_library_messages_about_a_value_are_shortened_too() -> None:
     assert len(str(ValidationError("x" * 10**6))) <= MAX_MESSAGE_CHARS
-    told = OpenAIError(400, "y" * 10**6, param="z" * 10**6)
-    assert len(told.message) <= MAX_MESSAGE_CHARS
-    assert len(told.param or "") <= MAX_SHOWN_CHARS
+    error = OpenAIError(400, "y" * 10**6, param="z" * 10**6)
+    assert len(error.message) <= MAX_MESSAGE_CHARS
+    assert len(error.param or "") <= MAX_SHOWN_CHARS
     assert len(error_of(UnknownModelError(f"no model {shown('m' * 10**6)}")).message) < 1000
     assert cut("short") == "short"
 

@@ -17,7 +17,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {"json": {"type": "object"}},
         {"json": '{"type": "object"}', "disable_any_whitespace": True},
@@ -29,14 +29,14 @@ def nested(depth: int) -> dict[str, Any]:
         {"structural_tag": '{"type": "structural_tag", "format": {"type": "any_text"}}'},
     ],
 )
-def test_one_grammar_is_fine_and_survives_the_wire(given: dict[str, Any]) -> None:
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(**given))
+def test_one_grammar_is_fine_and_survives_the_wire(fields: dict[str, Any]) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**fields))
     params.check_supported()
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("fields", "expected"),
     [
         ({}, "exactly one"),
         ({"regex": "a", "choice": ["a"]}, "regex, choice"),
@@ -64,17 +64,17 @@ def test_one_grammar_is_fine_and_survives_the_wire(given: dict[str, Any]) -> Non
         ({"json_object": True, "whitespace_pattern": ""}, "whitespace_pattern"),
     ],
 )
-def test_anything_else_is_refused_by_name(given: dict[str, Any], expected: str) -> None:
+def test_anything_else_is_refused_by_name(fields: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValidationError, match=expected):
-        StructuredOutputsParams(**given)
+        StructuredOutputsParams(**fields)
 
 
 def test_incompatible_parameters_are_refused() -> None:
     with pytest.raises(ValidationError, match="must be a StructuredOutputsParams"):
         SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
-    held = StructuredOutputsParams(regex="a", enable_in_reasoning=True)
+    params = StructuredOutputsParams(regex="a", enable_in_reasoning=True)
     with pytest.raises(ValidationError, match=r"enable_in_reasoning=True holds from .* thinking_token_budget at None"):
-        SamplingParams(structured_outputs=held, thinking_token_budget=5)
+        SamplingParams(structured_outputs=params, thinking_token_budget=5)
     with pytest.raises(ValidationError, match="enable_in_reasoning must be True, False or None, got 1"):
         StructuredOutputsParams(regex="a", enable_in_reasoning=1)  # type: ignore[arg-type]
     later = StructuredOutputsParams(regex="a")

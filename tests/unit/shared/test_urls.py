@@ -143,8 +143,8 @@ def test_no_command_prints_a_part_of_the_password(password: str) -> None:
         raise ConfigurationError(f"cannot use {url}")
 
     commands = (Command("fail", "Fail.", fail), Command("pass", "Pass.", lambda _: 0))
-    said = io.StringIO()
-    stderr, sys.stderr = sys.stderr, said
+    buffer = io.StringIO()
+    stderr, sys.stderr = sys.stderr, buffer
     try:
         run_program("program", "A program.", commands, ["fail"])
         for words in (["pass", url], [url], ["pass", f"--redis={url}"]):
@@ -152,7 +152,7 @@ def test_no_command_prints_a_part_of_the_password(password: str) -> None:
                 run_program("program", "A program.", commands, words)
     finally:
         sys.stderr = stderr
-    check_hidden(password, said.getvalue())
+    check_hidden(password, buffer.getvalue())
 
 
 def test_a_script_that_ends_by_the_error_prints_no_password() -> None:

@@ -10,7 +10,7 @@ RULE = Autoscaling(least=2, most=10, wanted_wait_s=10)
 
 
 @pytest.mark.parametrize(
-    ("num_engines", "busy", "waiting_tokens", "tokens_per_s", "wanted"),
+    ("num_engines", "busy", "waiting_tokens", "tokens_per_s", "expected"),
     [
         (4, 0.0, 0, 4000, 2),  # never below the least
         (4, 0.9, 0, 4000, 4),  # what runs keeps its engines
@@ -21,12 +21,12 @@ RULE = Autoscaling(least=2, most=10, wanted_wait_s=10)
     ],
 )
 def test_number_of_wanted_engines(
-    num_engines: int, busy: float, waiting_tokens: int, tokens_per_s: float, wanted: int
+    num_engines: int, busy: float, waiting_tokens: int, tokens_per_s: float, expected: int
 ) -> None:
-    found = wanted_engines(
+    result = wanted_engines(
         RULE, num_engines=num_engines, busy=busy, waiting_tokens=waiting_tokens, tokens_per_s=tokens_per_s
     )
-    assert found == wanted
+    assert result == expected
 
 
 def test_jain_index() -> None:

@@ -107,8 +107,8 @@ def test_steps_are_read_of_folders_and_of_the_offline_engine(tmp_path: Path) -> 
     offline = tmp_path / "offline.json"
     stats = [step.stats for step in steps]
     offline.write_bytes(msgspec.json.encode({"steps": stats[:9], "phases": [{"steps": stats[9:]}]}))
-    (found,) = read_recordings([offline])
-    assert [step.stats for step in found] == stats
+    (recording,) = read_recordings([offline])
+    assert [step.stats for step in recording] == stats
     offline.write_bytes(b"steps")
     with pytest.raises(ConfigurationError, match="not an output of the offline engine"):
         read_recordings([offline])

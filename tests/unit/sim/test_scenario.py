@@ -49,7 +49,7 @@ def test_there_are_scenarios() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ("nmae = 3", "tenants[0].nmae; did you mean name?"),
         ("policy = {wieght = 3}", "tenants[0].policy.wieght; did you mean weight?"),
@@ -73,10 +73,10 @@ def test_there_are_scenarios() -> None:
         ("number = ", "the scenario is no TOML"),
     ],
 )
-def test_a_mistake_is_named(more: str, told: str) -> None:
+def test_a_mistake_is_named(more: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read_scenario(LEAST + more)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_there_must_be_engines() -> None:

@@ -8,18 +8,18 @@ from penstock.ops.sim.shapes import Arrivals, Burst, Constant, Day, Fixed, Logno
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "wanted"),
+    ("arrivals", "expected"),
     [
         (Constant(per_s=50), 5000),
         (Burst(per_s=10, burst_per_s=200, at_s=40, for_s=20), 800 + 4000),
         (Day(low_per_s=10, high_per_s=90, period_s=50), 5000),
     ],
 )
-def test_arrivals_match_the_curve(arrivals: Arrivals, wanted: int) -> None:
+def test_arrivals_match_the_curve(arrivals: Arrivals, expected: int) -> None:
     times = list(arrival_times(arrivals, Random(0), 100.0))
     assert times == sorted(times)
     assert 0 < times[0] < times[-1] < 100
-    assert abs(len(times) - wanted) < 4 * wanted**0.5
+    assert abs(len(times) - expected) < 4 * expected**0.5
 
 
 def test_a_burst_is_at_its_stated_time() -> None:

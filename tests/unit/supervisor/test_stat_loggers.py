@@ -90,14 +90,14 @@ class ToldOfAll(Told):
     is_aggregate = True
 
 
-@pytest.mark.parametrize(("kind", "made"), [(Told, CONFIGS), (ToldOfAll, [CONFIGS])])
+@pytest.mark.parametrize(("kind", "instances"), [(Told, CONFIGS), (ToldOfAll, [CONFIGS])])
 def test_a_custom_stat_logger_gets_every_engine_and_may_fail(
-    kind: type[Told], made: list[object], monkeypatch: pytest.MonkeyPatch
+    kind: type[Told], instances: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Told, "made", [])
     monkeypatch.setattr(Told, "beats", [])
     loggers = manager(kind, interval_s=0)
-    assert Told.made == made
+    assert Told.made == instances
     with capture_logs() as logs:
         loggers.record([beat(0, 5), beat(1, 5)])
         loggers.log()

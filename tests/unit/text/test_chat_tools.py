@@ -78,7 +78,7 @@ def conversation(arguments: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("source", "wanted", "called"),
+    ("source", "target", "called"),
     [
         (HERMES, {"a": 1}, '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
         (CONCATENATED, '{"a": 1}', 'call {"a": 1}'),
@@ -87,16 +87,16 @@ def conversation(arguments: Any) -> list[dict[str, Any]]:
     ids=["hermes", "concatenated", "content first"],
 )
 def test_calls_are_rendered_whichever_way_the_template_wants_their_arguments(
-    source: str, wanted: Any, called: str
+    source: str, target: Any, called: str
 ) -> None:
     template = ChatTemplate(source, {})
-    rendered = [template.render(conversation(given), {"tools": [TOOL]}) for given in ({"a": 1}, '{"a": 1}')]
+    rendered = [template.render(conversation(arguments), {"tools": [TOOL]}) for arguments in ({"a": 1}, '{"a": 1}')]
     assert rendered[0] == rendered[1]
     assert called in rendered[0]
     assert json.dumps(TOOL, separators=(",", ":")) in rendered[0]
     assert "[tool]3" in rendered[0]
     transformers = pytest.importorskip("transformers.utils.chat_template_utils")
-    messages = conversation(wanted)
+    messages = conversation(target)
     if source is CONTENT_FIRST:
         messages[1]["content"] = ""
     expected = transformers.render_jinja_template([messages], [TOOL], None, source, add_generation_prompt=True)[0]

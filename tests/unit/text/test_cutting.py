@@ -18,12 +18,12 @@ WORDS = {"[CLS]": 0, "[SEP]": 1, **{letter: number for number, letter in enumera
 
 
 def tokenizer() -> Tokenizer:
-    made = Tokenizer(models.WordLevel(WORDS, unk_token="[SEP]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    word_level = Tokenizer(models.WordLevel(WORDS, unk_token="[SEP]"))
+    word_level.pre_tokenizer = pre_tokenizers.Whitespace()
+    word_level.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
     )
-    return made
+    return word_level
 
 
 CODEC = TextCodec(tokenizer(), ChatTemplate("{{ messages[0].content }}", {}))
@@ -47,12 +47,12 @@ def test_a_text_is_cut_as_the_library_cuts_it(text: str, num_tokens: int, side: 
 def test_of_a_pair_the_longer_text_is_cut_until_both_fit(text: str, other: str, num_tokens: int, side: str) -> None:
     ids, second_at = CODEC.encode_pair(text, other, Cut(num_tokens, side))
     assert second_at is not None
-    kept, kept_other = ids[1 : second_at - 1], ids[second_at:-1]
+    first_ids, kept_other = ids[1 : second_at - 1], ids[second_at:-1]
     lengths, room = (len(text.split()), len(other.split())), num_tokens - 3
     assert [ids[0], ids[second_at - 1], ids[-1]] == [0, 1, 1]
-    assert len(kept) + len(kept_other) == min(sum(lengths), room)
-    assert min(len(kept), len(kept_other)) == min(*lengths, room // 2)
-    for one, ids_of_one in ((text, kept), (other, kept_other)):
+    assert len(first_ids) + len(kept_other) == min(sum(lengths), room)
+    assert min(len(first_ids), len(kept_other)) == min(*lengths, room // 2)
+    for one, ids_of_one in ((text, first_ids), (other, kept_other)):
         whole = [WORDS[word] for word in one.split()]
         assert ids_of_one == (whole[-len(ids_of_one) :] if side == "left" else whole[: len(ids_of_one)])
 

@@ -83,8 +83,8 @@ def test_a_word_of_which_nothing_is_left_is_refused() -> None:
 def test_marks_around_thinking(added: list[str], expected: tuple[str, str] | None) -> None:
     tokenizer = Tokenizer.from_str(byte_level().to_str())
     tokenizer.add_tokens(added)
-    found = find_think_token_ids(tokenizer)
-    assert (None if found is None else tuple(map(tokenizer.id_to_token, found))) == expected
+    token_ids = find_think_token_ids(tokenizer)
+    assert (None if token_ids is None else tuple(map(tokenizer.id_to_token, token_ids))) == expected
 
 
 def test_parameters_are_completed_for_an_engine_without_tokenizer(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ def test_a_grammar_can_wait_for_marks_that_are_tokens() -> None:
         named.complete(waiting)
     tokenizer.add_tokens(["[THINK]", "[/THINK]", "<think>", "</think>"])
     template = ChatTemplate("{{ '<think></think>' }}", {})
-    shown, off = TextCodec(tokenizer, template), TextCodec(tokenizer, template, reasoning_parser="none")
+    on, off = TextCodec(tokenizer, template), TextCodec(tokenizer, template, reasoning_parser="none")
     chosen = TextCodec(tokenizer, template, reasoning_parser="mistral")
-    assert [codec.can_think_first for codec in (shown, off, chosen)] == [True, False, True]
-    assert [codec.chat_style.reasoning_parser for codec in (shown, off, chosen)] == ["qwen3", "", "mistral"]
+    assert [codec.can_think_first for codec in (on, off, chosen)] == [True, False, True]
+    assert [codec.chat_style.reasoning_parser for codec in (on, off, chosen)] == ["qwen3", "", "mistral"]
     start, end = (tokenizer.token_to_id(mark) or 0 for mark in ("[THINK]", "[/THINK]"))
     assert chosen.complete(waiting).think_token_ids == (start, end)
     assert [chosen.has_begun_thinking(ids) for ids in ([start, 5], [start, end], [5])] == [True, False, False]

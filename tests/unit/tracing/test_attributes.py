@@ -14,11 +14,11 @@ def test_all_of_it_can_be_sent() -> None:
     params = SamplingParams(
         seed=MAX_SEED, max_tokens=2**31 - 1, top_k=2**31 - 1, temperature=0, presence_penalty=-2, stop=["a secret"]
     )
-    told = of_params(params) | of_usage(Usage(2**40, 1, 1)) | of_stats(RequestStats())
-    for value in told.values():
+    attributes = of_params(params) | of_usage(Usage(2**40, 1, 1)) | of_stats(RequestStats())
+    for value in attributes.values():
         if isinstance(value, int):  # more than 64 bits would cost all spans that are sent with it
             assert AnyValue(int_value=value).int_value == value
-    assert "secret" not in repr(told)
+    assert "secret" not in repr(attributes)
 
 
 def test_disabled_or_unset_parameters_are_no_attributes() -> None:

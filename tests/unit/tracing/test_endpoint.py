@@ -16,7 +16,7 @@ from penstock.shared.tracing.tracing import open_tracing
 
 
 @pytest.mark.parametrize(
-    ("given", "used"),
+    ("address", "used"),
     [
         ("http://collector:4318", "http://collector:4318/v1/traces"),
         ("https://collector/", "https://collector/v1/traces"),
@@ -25,17 +25,17 @@ from penstock.shared.tracing.tracing import open_tracing
         ("http://[::1]:4318", "http://[::1]:4318/v1/traces"),
     ],
 )
-def test_an_address_without_a_path_gets_the_usual_one(given: str, used: str) -> None:
-    assert check_endpoint(given) == used
+def test_an_address_without_a_path_gets_the_usual_one(address: str, used: str) -> None:
+    assert check_endpoint(address) == used
 
 
 NO_ENDPOINTS = ["", "collector:4318", "grpc://collector:4317", "http://", "http://c:99999999", "http://[::1", None]
 
 
-@pytest.mark.parametrize("given", NO_ENDPOINTS)
-def test_invalid_endpoints_are_refused_by_name(given: str) -> None:
+@pytest.mark.parametrize("address", NO_ENDPOINTS)
+def test_invalid_endpoints_are_refused_by_name(address: str) -> None:
     with pytest.raises(ConfigurationError, match="otlp_traces_endpoint must be the URL of a receiver of OTLP"):
-        check_endpoint(given)
+        check_endpoint(address)
 
 
 def test_client_and_gateway_refuse_an_invalid_endpoint_at_creation() -> None:
@@ -82,7 +82,7 @@ except ConfigurationError as error:
 
 def test_without_the_extra_only_the_option_fails_and_names_it() -> None:
     pytest.importorskip("arq")  # one of the programs is built with it
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
     assert (
-        done.stdout.strip() == "otlp_traces_endpoint needs OpenTelemetry's exporter: pip install 'penstock-llm[otel]'"
-    ), done.stderr
+        result.stdout.strip() == "otlp_traces_endpoint needs OpenTelemetry's exporter: pip install 'penstock-llm[otel]'"
+    ), result.stderr

@@ -29,13 +29,13 @@ async def attributes_of(endpoint: str) -> Resource:
 
 
 async def test_the_environment_names_the_service_before_we_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = (await attributes_of("http://localhost:1")).attributes
-    assert (told["service.name"], told["service.instance.id"]) == ("penstock-worker", "engine-0")
+    attributes = (await attributes_of("http://localhost:1")).attributes
+    assert (attributes["service.name"], attributes["service.instance.id"]) == ("penstock-worker", "engine-0")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=pod-7,deployment.environment.name=test")
-    told = (await attributes_of("http://localhost:1")).attributes
-    assert (told["service.name"], told["service.instance.id"]) == ("mine", "pod-7")
-    assert told["deployment.environment.name"] == "test"
+    attributes = (await attributes_of("http://localhost:1")).attributes
+    assert (attributes["service.name"], attributes["service.instance.id"]) == ("mine", "pod-7")
+    assert attributes["deployment.environment.name"] == "test"
 
 
 async def test_headers_and_sampler_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,23 +65,23 @@ async def test_a_receiver_that_hangs_does_not_hold_up_the_end() -> None:
 
 def test_headers_continue_a_trace_and_mark_unsampled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
-    given = {"traceparent": f"{PARENT}-00", "tracestate": "a=b", "baggage": "c=d"}
+    incoming = {"traceparent": f"{PARENT}-00", "tracestate": "a=b", "baggage": "c=d"}
     provider = open_provider("http://localhost:1", service="s")
     try:
-        told = headers_of(tracer_of(provider).start_span("one", context_of(given)), given)
+        headers = headers_of(tracer_of(provider).start_span("one", context_of(incoming)), incoming)
         # What a caller says of a trace without its parent is of another one.
         alone = headers_of(tracer_of(provider).start_span("one", context_of(None)), {"tracestate": "old=1"})
     finally:
         provider.shutdown()
-    assert told["traceparent"].startswith(PARENT[:36])
-    assert (told["tracestate"], told["baggage"]) == ("a=b", "c=d")
-    assert not any(int(one["traceparent"][-2:], 16) & 1 for one in (told, alone))
+    assert headers["traceparent"].startswith(PARENT[:36])
+    assert (headers["tracestate"], headers["baggage"]) == ("a=b", "c=d")
+    assert not any(int(one["traceparent"][-2:], 16) & 1 for one in (headers, alone))
     assert "tracestate" not in alone
 
 
 def test_a_provider_without_spans_leaves_headers_unchanged() -> None:
-    given = {"traceparent": f"{PARENT}-01", "tracestate": "a=b"}
-    assert headers_of(INVALID_SPAN, given) == given
+    incoming = {"traceparent": f"{PARENT}-01", "tracestate": "a=b"}
+    assert headers_of(INVALID_SPAN, incoming) == incoming
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"baggage": "a=b"}, {"traceparent": "nonsense"}])

@@ -86,35 +86,35 @@ class Group:
             )
             for rank in self.ranks
         )
-        said = {number: tuple(sorted(of.items(), key=itemgetter(0))) for number, of in self.entered.items()}
-        entered = tuple((number - first, pairs) for number, pairs in said.items())
+        entries = {number: tuple(sorted(of.items(), key=itemgetter(0))) for number, of in self.entered.items()}
+        entered = tuple((number - first, pairs) for number, pairs in entries.items())
         return ranks, tuple(sorted(self.messages.items())), self.losses, self.doubles, entered, self.last_sums
 
     def events(self) -> list[Event]:
         """What may happen next."""
-        found: list[Event] = []
+        events: list[Event] = []
         for number, rank in enumerate(self.ranks):
             if rank.enters is not None:
                 if len(self.entered[rank.at]) == len(self.ranks):
-                    found.append(("leave_collective", number, 0))
+                    events.append(("leave_collective", number, 0))
                 elif rank.wave.state.phase is WavePhase.STARTING and self._unheard(number):
-                    found.append(("repeat", number, 0))
+                    events.append(("repeat", number, 0))
                 continue
             if not rank.wave.is_idle(has_work=rank.has_work):
-                found.append(("act", number, 0))
+                events.append(("act", number, 0))
             if rank.arrivals and not rank.wave.has_left:
-                found.append(("arrive", number, 0))
+                events.append(("arrive", number, 0))
             if rank.orders:
-                found.append(("order", number, 0))
+                events.append(("order", number, 0))
         for to, wave in self.messages:
             # A message lies in the socket of a rank that waits in a collective.
             if self.ranks[to].enters is None:
-                found.append(("hear", to, wave))
+                events.append(("hear", to, wave))
                 if self.doubles:
-                    found.append(("hear_double", to, wave))
+                    events.append(("hear_double", to, wave))
             if self.losses:
-                found.append(("lose", to, wave))
-        return found
+                events.append(("lose", to, wave))
+        return events
 
     def happen(self, event: Event) -> None:
         kind, number, wave = event
@@ -166,9 +166,9 @@ class Group:
             self._complete(here)
 
     def _complete(self, here: dict[int, tuple[Action, Flags | None]]) -> None:
-        said = [flags for _, flags in here.values() if flags is not None]
-        if said:
-            self.last_sums = Flags(*map(sum, zip(*said, strict=True)))
+        all_flags = [flags for _, flags in here.values() if flags is not None]
+        if all_flags:
+            self.last_sums = Flags(*map(sum, zip(*all_flags, strict=True)))
             return
         assert self.last_sums is not None
         assert self.last_sums.has_work, "a forward though nobody had work"
@@ -184,8 +184,8 @@ class Group:
             if action is Action.STEP:
                 rank.work = tuple(left - 1 for left in rank.work if left > 1)
         else:
-            said = [told for _, told in self.entered[rank.at].values() if told is not None]
-            rank.wave.end_meeting(Flags(*map(sum, zip(*said, strict=True))))
+            messages = [message for _, message in self.entered[rank.at].values() if message is not None]
+            rank.wave.end_meeting(Flags(*map(sum, zip(*messages, strict=True))))
         if all(other.at > rank.at or (other.at == rank.at and other.enters is None) for other in self.ranks):
             del self.entered[rank.at]
 

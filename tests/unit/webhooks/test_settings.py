@@ -22,9 +22,9 @@ def test_an_event_is_tried_for_about_a_day() -> None:
 
 @pytest.mark.parametrize("name", ["timeout_s", "max_attempts", "first_delay_s", "max_delay_s", "max_response_bytes"])
 def test_a_setting_that_makes_no_sense_is_named(name: str) -> None:
-    given: dict[str, Any] = {name: 0}
+    fields: dict[str, Any] = {name: 0}
     with pytest.raises(ConfigurationError, match=name):
-        WebhookSettings(**given)
+        WebhookSettings(**fields)
 
 
 def test_a_secret_is_one_of_standard_webhooks() -> None:

@@ -18,9 +18,9 @@ from penstock.worker.engine.images.decode import decode_image
 
 
 def file(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    written = io.BytesIO()
-    image.save(written, kind, **options)
-    return written.getvalue()
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
 
 
 def png(width: int, height: int, pixels: bytes, bits: int = 8, transparent: bytes = b"") -> bytes:
@@ -143,7 +143,7 @@ def test_an_image_is_rotated_by_its_exif_orientation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (b"", "no bytes"),
         (b"<svg></svg>", "send a PNG, JPEG, WebP or GIF"),
@@ -161,8 +161,8 @@ def test_an_image_is_rotated_by_its_exif_orientation() -> None:
         (file(FRAMES[0], "WEBP", save_all=True, append_images=FRAMES[1:], lossless=True), "it is animated"),
     ],
 )
-def test_others_are_refused_in_words(data: bytes, told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_others_are_refused_in_words(data: bytes, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         decode_image(data)
 
 

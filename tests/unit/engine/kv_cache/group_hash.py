@@ -53,12 +53,12 @@ class GroupHash(PagedHash):
         for group, window in enumerate(self._groups.windows):
             first = 0 if window is None else max(0, num_tokens - window)
             stored = self._group_slots(step, index, group, np.arange(first, num_known))
-            said = [token * num_groups + group for token in following[max(0, first - num_known) :]]
-            seen = np.append(self._cache[stored], said).astype(np.int64)
-            assert (seen != _NOTHING).all(), "a slot was read that was given back, or never written"
-            assert (seen % num_groups == group).all(), "a slot of another group was read"
-            seen = seen // num_groups
-            total += int((seen * (np.arange(first, num_tokens) % 5 + 3 + group)).sum())
+            tokens = [token * num_groups + group for token in following[max(0, first - num_known) :]]
+            context = np.append(self._cache[stored], tokens).astype(np.int64)
+            assert (context != _NOTHING).all(), "a slot was read that was given back, or never written"
+            assert (context % num_groups == group).all(), "a slot of another group was read"
+            context = context // num_groups
+            total += int((context * (np.arange(first, num_tokens) % 5 + 3 + group)).sum())
         return total * 7919 % 1009 % VOCAB_SIZE
 
     def _group_slots(self, step: StepInput, index: int, group: int, positions: IntArray) -> IntArray:

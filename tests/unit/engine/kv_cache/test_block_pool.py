@@ -28,15 +28,15 @@ class PoolModel:
     def take(self, amount: int) -> None:
         if amount > self.pool.num_free:
             return
-        taken = self.pool.allocate(amount)
+        blocks = self.pool.allocate(amount)
         blank = [block for block in self.free_blocks() if block not in self.name_of]
         evicted = [block for block in self.freed if block in self.name_of][: max(0, amount - len(blank))]
-        assert set(evicted) <= set(taken), "other named blocks than the least recently freed were taken"
-        assert set(taken) - set(evicted) <= set(blank), "a named block was taken before a blank one"
+        assert set(evicted) <= set(blocks), "other named blocks than the least recently freed were taken"
+        assert set(blocks) - set(evicted) <= set(blank), "a named block was taken before a blank one"
         for block in evicted:
             del self.name_of[block]
-        self.freed = [block for block in self.freed if block not in taken]
-        self.tables.append(taken)
+        self.freed = [block for block in self.freed if block not in blocks]
+        self.tables.append(blocks)
 
     def free(self, index: int) -> None:
         if self.tables:
@@ -53,14 +53,14 @@ class PoolModel:
                         self.name_of[block] = name(number)
 
     def share(self, amount: int) -> None:
-        found = self.pool.find(name(number) for number in range(amount))
+        hits = self.pool.find(name(number) for number in range(amount))
         blocks = {block_name: block for block, block_name in self.name_of.items()}
         missing = next((n for n in range(amount) if name(n) not in blocks), amount)
-        assert found == [blocks[name(n)] for n in range(missing)]
-        assert self.pool.num_free_among(found) == len([block for block in found if not self.is_held(block)])
-        self.pool.hold(found)
-        self.freed = [block for block in self.freed if block not in found]
-        self.tables.append(found)
+        assert hits == [blocks[name(n)] for n in range(missing)]
+        assert self.pool.num_free_among(hits) == len([block for block in hits if not self.is_held(block)])
+        self.pool.hold(hits)
+        self.freed = [block for block in self.freed if block not in hits]
+        self.tables.append(hits)
 
     def forget(self) -> None:
         is_free = not any(self.tables)

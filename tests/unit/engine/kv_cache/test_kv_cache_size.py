@@ -62,10 +62,10 @@ def test_a_requested_limit_is_not_lowered() -> None:
 
 
 def test_no_room_for_a_single_block() -> None:
-    told = (
+    expected = (
         r"may take 1 KiB \(kv_cache_memory\), but a block of 16 tokens needs 16 KiB: raise kv_cache_memory or lower b"
     )
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=expected):
         size(kv_cache_memory=1024)
 
 

@@ -158,8 +158,8 @@ class Engine:
         for output in outputs:
             assert output.error is None
             self.tokens[output.request_id] += output.new_token_ids
-            known = self.num_cached_tokens.setdefault(output.request_id, output.num_cached_tokens)
-            assert output.num_cached_tokens == known
+            num_cached = self.num_cached_tokens.setdefault(output.request_id, output.num_cached_tokens)
+            assert output.num_cached_tokens == num_cached
             if output.finished:
                 self.finished.add(output.request_id)
         return outputs
@@ -280,10 +280,10 @@ def check_what_is_found(engine: Engine) -> None:
     """Every block that can be found holds what its hash says, whoever has written it."""
     cache = BlockHashCache(BlockPool(1, BLOCK_SIZE))
     for block_hash, block in engine.pool._block_of_hash.items():
-        written = engine.executor.slots[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE]
-        assert written[-1] is not None
-        keys, tokens = written[-1]
-        assert written == [(keys, tokens[: len(tokens) - BLOCK_SIZE + 1 + offset]) for offset in range(BLOCK_SIZE)]
+        slots = engine.executor.slots[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE]
+        assert slots[-1] is not None
+        keys, tokens = slots[-1]
+        assert slots == [(keys, tokens[: len(tokens) - BLOCK_SIZE + 1 + offset]) for offset in range(BLOCK_SIZE)]
         request = Request("r", list(tokens), SamplingParams(), max_model_len=MAX_MODEL_LEN, extra_keys=keys)
         cache._hash_blocks(request, len(tokens) // BLOCK_SIZE)
         assert request.block_hashes[-1] == block_hash

@@ -75,11 +75,11 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(
     outcome = run(core, load)
     for index, one in enumerate(load):
         expected, end = alone(windows, one)
-        found = outcome.tokens[str(index)]
+        tokens = outcome.tokens[str(index)]
         if one.abort_step is None:
-            assert (found, outcome.ends[str(index)]) == (expected, end)
+            assert (tokens, outcome.ends[str(index)]) == (expected, end)
         else:
-            assert found == expected[: len(found)]
+            assert tokens == expected[: len(tokens)]
 
 
 def make_request(request_id: str, token_ids: list[int], max_model_len: int) -> Request:
@@ -184,14 +184,14 @@ def test_a_prefix_is_no_hit_once_a_group_lacks_its_blocks() -> None:
     cache, pool = scheduler._prefix_cache, scheduler.block_pool
     whole = make_request("again", [5] * 60, 61)
     assert len(cache.find(whole)) == 14
-    taken: list[int] = []
-    found = []
+    blocks: list[int] = []
+    hits = []
     while pool.num_free:
-        taken += pool.allocate(1)
-        found.append(len(cache.find(whole)))
-    assert found == sorted(found, reverse=True)
-    assert (set(found), found[0]) == ({14, 0}, 14)
-    pool.free(taken)
+        blocks += pool.allocate(1)
+        hits.append(len(cache.find(whole)))
+    assert hits == sorted(hits, reverse=True)
+    assert (set(hits), hits[0]) == ({14, 0}, 14)
+    pool.free(blocks)
 
 
 def test_pages_outside_the_window_point_to_the_null_block() -> None:

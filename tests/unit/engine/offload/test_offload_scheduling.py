@@ -108,12 +108,12 @@ class Made:
 @pytest.fixture
 def filled() -> MemoryTier:
     """What an engine has left that has answered PROMPT."""
-    made = Made()
-    made.add("before", PROMPT)
-    made.finish()
-    made.written()
-    assert made.memory.num_bytes == 4 * BLOCK_BYTES, "three of the prompt, one with what was said"
-    return made.memory
+    engine = Made()
+    engine.add("before", PROMPT)
+    engine.finish()
+    engine.written()
+    assert engine.memory.num_bytes == 4 * BLOCK_BYTES, "three of the prompt, one with what was said"
+    return engine.memory
 
 
 @given(
@@ -130,10 +130,10 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     """Twice, so that the second time much is read; in caches that hold little more than one request."""
     memory = MemoryTier(num_kept * BLOCK_BYTES, BLOCK_BYTES)
     for _ in range(2):
-        made = Made(memory, num_blocks, max_num_seqs, is_ahead=is_ahead)
-        verify(load, run(made.core, load))
-        made.written()
-        stats = made.core.stats().kv_offload
+        engine = Made(memory, num_blocks, max_num_seqs, is_ahead=is_ahead)
+        verify(load, run(engine.core, load))
+        engine.written()
+        stats = engine.core.stats().kv_offload
         assert stats is not None
         assert stats.num_hit_tokens <= stats.num_queried_tokens
         assert stats.num_corrupt_blocks == 0
@@ -141,14 +141,14 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
 
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_the_beginning_of_a_request_is_read(filled: MemoryTier, is_ahead: bool) -> None:
-    made = Made(filled, is_ahead=is_ahead)
-    made.add("r", PROMPT)
-    tokens = made.finish()
+    engine = Made(filled, is_ahead=is_ahead)
+    engine.add("r", PROMPT)
+    tokens = engine.finish()
     fresh = Made()
     fresh.add("r", PROMPT)
     assert tokens == fresh.finish()
-    assert (made.cached["r"], fresh.cached["r"]) == (12, 0)
-    stats = made.core.stats()
+    assert (engine.cached["r"], fresh.cached["r"]) == (12, 0)
+    stats = engine.core.stats()
     assert stats.kv_offload is not None
     assert stats.kv_offload.num_hit_tokens == 12
     assert stats.kv_offload.num_read_bytes == 3 * BLOCK_BYTES
@@ -156,63 +156,63 @@ def test_the_beginning_of_a_request_is_read(filled: MemoryTier, is_ahead: bool) 
 
 
 def test_others_continue_while_one_waits_for_its_blocks(filled: MemoryTier) -> None:
-    made = Made(filled)
-    made.tiers.gate.clear()
-    made.add("reads", PROMPT)
-    made.add("same", [*PROMPT, 7])
-    made.add("computes", [9, 9, 9])
-    others = made.step_until(lambda: "computes" not in made.core.scheduler)
+    engine = Made(filled)
+    engine.tiers.gate.clear()
+    engine.add("reads", PROMPT)
+    engine.add("same", [*PROMPT, 7])
+    engine.add("computes", [9, 9, 9])
+    others = engine.step_until(lambda: "computes" not in engine.core.scheduler)
     assert set(others) == {"computes"}
-    assert made.core.stats().num_waiting_reqs == 2
-    assert made.core.step_fn() == [], "nothing can be computed yet, and that is no failure"
-    made.tiers.gate.set()
-    assert set(made.finish()) == {"reads", "same"}
-    assert made.cached == {"reads": 12, "same": 12}
-    stats = made.core.stats().kv_offload
+    assert engine.core.stats().num_waiting_reqs == 2
+    assert engine.core.step_fn() == [], "nothing can be computed yet, and that is no failure"
+    engine.tiers.gate.set()
+    assert set(engine.finish()) == {"reads", "same"}
+    assert engine.cached == {"reads": 12, "same": 12}
+    stats = engine.core.stats().kv_offload
     assert stats is not None
     assert stats.num_read_bytes == 3 * BLOCK_BYTES, "one load was enough for both"
 
 
 def test_a_request_that_waits_for_its_blocks_can_be_aborted(filled: MemoryTier) -> None:
-    made = Made(filled)
-    made.tiers.gate.clear()
-    made.add("gone", PROMPT)
-    assert made.core.step_fn() == []
-    made.core.abort_requests(["gone"])
-    assert not made.core.has_work
-    made.core.check_invariants()
-    assert made.pool.usage > 0, "the thread may still write"
-    made.tiers.gate.set()
-    assert made.core.forget_blocks(), "waits for it"
-    assert made.pool.usage == 0
-    made.add("again", PROMPT)
-    made.finish()
-    assert made.cached["again"] == 12
+    engine = Made(filled)
+    engine.tiers.gate.clear()
+    engine.add("gone", PROMPT)
+    assert engine.core.step_fn() == []
+    engine.core.abort_requests(["gone"])
+    assert not engine.core.has_work
+    engine.core.check_invariants()
+    assert engine.pool.usage > 0, "the thread may still write"
+    engine.tiers.gate.set()
+    assert engine.core.forget_blocks(), "waits for it"
+    assert engine.pool.usage == 0
+    engine.add("again", PROMPT)
+    engine.finish()
+    assert engine.cached["again"] == 12
 
 
 def test_a_disk_that_hangs_is_waited_for_no_longer(filled: MemoryTier) -> None:
-    made = Made(filled)
-    made.tiers.gate.clear()
-    made.add("r", PROMPT)
-    assert made.core.step_fn() == []
-    assert made.tiers.is_reached.wait(DEADLINE_S)
-    made.loads._loads[0].give_up_at_s = 0.0
-    tokens = made.finish()
+    engine = Made(filled)
+    engine.tiers.gate.clear()
+    engine.add("r", PROMPT)
+    assert engine.core.step_fn() == []
+    assert engine.tiers.is_reached.wait(DEADLINE_S)
+    engine.loads._loads[0].give_up_at_s = 0.0
+    tokens = engine.finish()
     assert len(tokens["r"]) == 3
-    assert made.cached["r"] == 0
-    assert made.pool.usage > 0
-    made.tiers.gate.set()
-    while made.pool.usage:
-        made.core.check_invariants()
+    assert engine.cached["r"] == 0
+    assert engine.pool.usage > 0
+    engine.tiers.gate.set()
+    while engine.pool.usage:
+        engine.core.check_invariants()
 
 
 def test_a_preempted_request_is_read_again() -> None:
     """Two requests in a cache for little more than one: who is preempted has lost its blocks to the other."""
-    made = Made(num_blocks=7, max_num_seqs=2)
-    made.add("a", [5] * 9, 13)
-    made.add("b", [6] * 9, 13)
-    tokens = made.finish()
-    stats = made.core.stats()
+    engine = Made(num_blocks=7, max_num_seqs=2)
+    engine.add("a", [5] * 9, 13)
+    engine.add("b", [6] * 9, 13)
+    tokens = engine.finish()
+    stats = engine.core.stats()
     assert stats.num_preemptions > 0
     assert stats.kv_offload is not None
     for name, first in (("a", 5), ("b", 6)):
@@ -223,16 +223,16 @@ def test_a_preempted_request_is_read_again() -> None:
 
 def test_blocks_of_a_preempted_request_are_loaded_from_the_tier(filled: MemoryTier) -> None:
     """Its blocks were taken by others; it does not compute them again."""
-    made = Made(filled, num_blocks=8)
-    made.add("r", PROMPT, 8)
-    scheduler = made.scheduler
-    made.step_until(lambda: any(request.num_computed_tokens > 16 for request in scheduler._running))
-    made.written()
+    engine = Made(filled, num_blocks=8)
+    engine.add("r", PROMPT, 8)
+    scheduler = engine.scheduler
+    engine.step_until(lambda: any(request.num_computed_tokens > 16 for request in scheduler._running))
+    engine.written()
     scheduler._placement.preempt_last()
     assert scheduler.forget_blocks()
-    before = made.core.stats().kv_offload
-    made.finish()
-    after = made.core.stats().kv_offload
+    before = engine.core.stats().kv_offload
+    engine.finish()
+    after = engine.core.stats().kv_offload
     assert before is not None
     assert after is not None
     assert after.num_hit_tokens - before.num_hit_tokens == 16
@@ -275,24 +275,24 @@ def test_notes_are_bounded() -> None:
 
 
 def test_resetting_the_prefix_cache_empties_the_tier(filled: MemoryTier) -> None:
-    made = Made(filled)
-    assert made.core.forget_blocks()
+    engine = Made(filled)
+    assert engine.core.forget_blocks()
     assert filled.num_bytes > 0
-    assert made.core.reset_prefix_cache()
+    assert engine.core.reset_prefix_cache()
     assert filled.num_bytes == 0
-    made.add("r", PROMPT)
-    made.finish()
-    assert made.cached["r"] == 0
+    engine.add("r", PROMPT)
+    engine.finish()
+    assert engine.cached["r"] == 0
 
 
 def test_prompts_with_logprobs_of_all_tokens_load_nothing(filled: MemoryTier) -> None:
-    made = Made(filled)
+    engine = Made(filled)
     request = EngineCoreRequest(
         request_id="r", prompt_token_ids=PROMPT, sampling_params=SamplingParams(max_tokens=2, prompt_logprobs=1)
     )
-    assert made.core.add_request(request) is None
-    made.finish()
-    assert made.cached["r"] == 0
+    assert engine.core.add_request(request) is None
+    engine.finish()
+    assert engine.cached["r"] == 0
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

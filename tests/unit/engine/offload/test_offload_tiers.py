@@ -45,9 +45,9 @@ def files(path: Path) -> list[Path]:
 def read(tier: FolderTier | MemoryTier | Tiers, number: int) -> bool:
     """Whether it has the block, and as it was."""
     out = np.zeros(BLOCK_BYTES, np.uint8)
-    found = tier.read(hash_of(number), out)
-    assert not found or (out == row_of(number)).all()
-    return found
+    is_hit = tier.read(hash_of(number), out)
+    assert not is_hit or (out == row_of(number)).all()
+    return is_hit
 
 
 def test_blocks_in_memory_are_readable_until_evicted() -> None:
@@ -117,15 +117,15 @@ def test_damage_is_detected_reported_and_repaired(tmp_path: Path, damage: tuple[
     if kind == "flip":
         content[at] ^= 0x40
     file.write_bytes(content[:at] if kind == "cut" else bytes(content) + b"x" * (kind == "grow"))
-    kept = Tiers(None, tier)
-    kept.use(OURS)
-    assert kept.find([hash_of(1)]) == 1
-    assert not read(kept, 1)
-    assert kept.counters.num_corrupt_blocks == 1
-    assert kept.find([hash_of(1)]) == 0
+    tiers = Tiers(None, tier)
+    tiers.use(OURS)
+    assert tiers.find([hash_of(1)]) == 1
+    assert not read(tiers, 1)
+    assert tiers.counters.num_corrupt_blocks == 1
+    assert tiers.find([hash_of(1)]) == 0
     assert files(tmp_path) == []
-    kept.put(hash_of(1), row_of(1))
-    assert read(kept, 1)
+    tiers.put(hash_of(1), row_of(1))
+    assert read(tiers, 1)
 
 
 def test_a_folder_keeps_its_limit_and_recently_used_blocks(tmp_path: Path) -> None:
@@ -205,61 +205,61 @@ def no_file_may_be_larger(num_bytes: int) -> Iterator[None]:
 
 
 def test_a_full_disk_is_tried_again_later(tmp_path: Path) -> None:
-    kept = Tiers(None, FolderTier(tmp_path, 100 * FILE_BYTES, BLOCK_BYTES))
-    kept.use(OURS)
-    with no_file_may_be_larger(BLOCK_BYTES // 2), capture_logs() as told:
-        kept.put(hash_of(1), row_of(1))
-    assert [line["event"] for line in told] == ["kv_offload_dir_unusable"]
-    assert "File too large" in told[0]["reason"]
-    assert not kept.wants(hash_of(2)), "it is not even copied"
-    assert kept.counters.num_dropped_blocks == 2
-    assert kept.num_dir_bytes == 0
+    tiers = Tiers(None, FolderTier(tmp_path, 100 * FILE_BYTES, BLOCK_BYTES))
+    tiers.use(OURS)
+    with no_file_may_be_larger(BLOCK_BYTES // 2), capture_logs() as events:
+        tiers.put(hash_of(1), row_of(1))
+    assert [line["event"] for line in events] == ["kv_offload_dir_unusable"]
+    assert "File too large" in events[0]["reason"]
+    assert not tiers.wants(hash_of(2)), "it is not even copied"
+    assert tiers.counters.num_dropped_blocks == 2
+    assert tiers.num_dir_bytes == 0
     assert not files(tmp_path)
-    kept._paused_until_s = 0.0
-    assert kept.wants(hash_of(3))
-    kept.put(hash_of(3), row_of(3))
-    assert read(kept, 3)
+    tiers._paused_until_s = 0.0
+    assert tiers.wants(hash_of(3))
+    tiers.put(hash_of(3), row_of(3))
+    assert read(tiers, 3)
 
 
 @pytest.mark.parametrize("has_memory", [False, True])
 def test_a_folder_that_cannot_be_created_leaves_the_memory_tier(tmp_path: Path, has_memory: bool) -> None:
     (tmp_path / "file").write_text("no folder")
     memory = MemoryTier(4 * BLOCK_BYTES, BLOCK_BYTES) if has_memory else None
-    kept = Tiers(memory, FolderTier(tmp_path / "file", 100 * FILE_BYTES, BLOCK_BYTES))
-    kept.use(OURS)
-    if kept.wants(hash_of(1)):
-        kept.put(hash_of(1), row_of(1))
-    assert kept.find([hash_of(1)]) == has_memory
-    assert read(kept, 1) == has_memory
-    assert kept.counters.num_dropped_blocks == 1
-    kept.look_for_new()
-    kept.clear()
+    tiers = Tiers(memory, FolderTier(tmp_path / "file", 100 * FILE_BYTES, BLOCK_BYTES))
+    tiers.use(OURS)
+    if tiers.wants(hash_of(1)):
+        tiers.put(hash_of(1), row_of(1))
+    assert tiers.find([hash_of(1)]) == has_memory
+    assert read(tiers, 1) == has_memory
+    assert tiers.counters.num_dropped_blocks == 1
+    tiers.look_for_new()
+    tiers.clear()
 
 
 def test_blocks_read_from_the_folder_are_kept_in_memory(tmp_path: Path) -> None:
     folder_of(tmp_path).write(hash_of(1), row_of(1))
     memory = MemoryTier(4 * BLOCK_BYTES, BLOCK_BYTES)
-    kept = Tiers(memory, FolderTier(tmp_path, 100 * FILE_BYTES, BLOCK_BYTES))
-    kept.use(OURS)
+    tiers = Tiers(memory, FolderTier(tmp_path, 100 * FILE_BYTES, BLOCK_BYTES))
+    tiers.use(OURS)
     assert hash_of(1) not in memory
-    assert read(kept, 1)
+    assert read(tiers, 1)
     assert hash_of(1) in memory
-    assert not kept.wants(hash_of(1))
-    kept.use(OTHERS)
+    assert not tiers.wants(hash_of(1))
+    tiers.use(OTHERS)
     assert hash_of(1) not in memory, "other weights"
-    assert kept.find([hash_of(1)]) == 0
+    assert tiers.find([hash_of(1)]) == 0
 
 
 def test_clearing_forgets_this_model_alone(tmp_path: Path) -> None:
     other = folder_of(tmp_path, identity=OTHERS)
     other.write(hash_of(1), row_of(1))
     memory, beside = MemoryTier(4 * BLOCK_BYTES, BLOCK_BYTES), folder_of(tmp_path)
-    kept = Tiers(memory, folder_of(tmp_path))
-    kept.use(OURS)
-    kept.put(hash_of(2), row_of(2))
+    tiers = Tiers(memory, folder_of(tmp_path))
+    tiers.use(OURS)
+    tiers.put(hash_of(2), row_of(2))
     beside.write(hash_of(3), row_of(3))
-    kept.clear()
-    assert kept.find([hash_of(2)]) == 0
+    tiers.clear()
+    assert tiers.find([hash_of(2)]) == 0
     assert len(files(tmp_path)) == 1
     assert read(other, 1)
     assert folder_of(tmp_path).num_bytes == FILE_BYTES
@@ -267,12 +267,12 @@ def test_clearing_forgets_this_model_alone(tmp_path: Path) -> None:
 
 
 def test_without_an_identity_nothing_is_kept() -> None:
-    kept = Tiers(MemoryTier(4 * BLOCK_BYTES, BLOCK_BYTES), None)
-    assert not kept.is_open
-    assert kept.find([hash_of(1)]) == 0
-    kept.use(OURS)
-    kept.put(hash_of(1), row_of(1))
-    assert kept.find([hash_of(1), hash_of(2), hash_of(1)]) == 1
-    kept.use(None)
-    kept.use(OURS)
-    assert kept.find([hash_of(1)]) == 0
+    tiers = Tiers(MemoryTier(4 * BLOCK_BYTES, BLOCK_BYTES), None)
+    assert not tiers.is_open
+    assert tiers.find([hash_of(1)]) == 0
+    tiers.use(OURS)
+    tiers.put(hash_of(1), row_of(1))
+    assert tiers.find([hash_of(1), hash_of(2), hash_of(1)]) == 1
+    tiers.use(None)
+    tiers.use(OURS)
+    assert tiers.find([hash_of(1)]) == 0

@@ -34,7 +34,7 @@ class Team:
 @pytest.mark.parametrize("fails", [False, True])
 def test_all_ranks_have_other_weights_or_none(fails: bool) -> None:
     network, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    former, wanted = network.weight, other.weight
+    former, expected = network.weight, other.weight
     team: Any = Team(RankLostError("rank 1 failed: no memory") if fails else None)
     exchange = SharedExchange(WeightsExchange(ModelWeights(network, lambda: network), lambda _: other), team)
     if fails:
@@ -46,6 +46,6 @@ def test_all_ranks_have_other_weights_or_none(fails: bool) -> None:
     exchange.exchange(Path("/others"))
     exchange.keep()
     exchange.put_back()
-    assert network.weight is wanted, "the former ones are gone"
+    assert network.weight is expected, "the former ones are gone"
     assert team.told == [ExchangeWeights("/others"), KeepWeights(), PutWeightsBack()]
-    assert torch.equal(network.weight, wanted)
+    assert torch.equal(network.weight, expected)

@@ -32,25 +32,25 @@ def step(slots: list[int], table: list[list[int]], **others: Any) -> ModelInput:
     return ModelInput(numbers + 7, numbers + 4, numbers, batch, np.array(slots), **others)
 
 
-def arrive(sender: StepSender, receiver: StepReceiver, sent: ModelInput) -> tuple[RunStep, ModelInput]:
-    message = sender.message_of(sent)
+def arrive(sender: StepSender, receiver: StepReceiver, original: ModelInput) -> tuple[RunStep, ModelInput]:
+    message = sender.message_of(original)
     return message, receiver.step_of(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=RunStep))
 
 
-def check_same(sent: ModelInput, received: ModelInput) -> None:
+def check_same(original: ModelInput, received: ModelInput) -> None:
     for name in ("token_ids", "positions", "logit_rows", "inputs_embeds", "token_lora", "token_types"):
-        expected, actual = getattr(sent, name), getattr(received, name)
+        expected, actual = getattr(original, name), getattr(received, name)
         assert (actual is None) == (expected is None)
         if isinstance(expected, Tensor):
             assert actual.dtype == expected.dtype
             assert torch.equal(actual, expected)
-    assert received.state_slots.tolist() == sent.state_slots.tolist()
-    assert torch.equal(received.batch.block_table, sent.batch.block_table)
-    assert torch.equal(received.batch.slot_mapping, sent.batch.slot_mapping)
-    ends, actual = sent.batch.visible_ends, received.batch.visible_ends
+    assert received.state_slots.tolist() == original.state_slots.tolist()
+    assert torch.equal(received.batch.block_table, original.batch.block_table)
+    assert torch.equal(received.batch.slot_mapping, original.batch.slot_mapping)
+    ends, actual = original.batch.visible_ends, received.batch.visible_ends
     assert actual is None if ends is None else actual is not None and torch.equal(actual, ends)
     for name in ("query_lens", "seq_lens", "block_size"):
-        assert getattr(received.batch, name) == getattr(sent.batch, name)
+        assert getattr(received.batch, name) == getattr(original.batch, name)
 
 
 @given(st.data())
@@ -60,8 +60,8 @@ def test_every_step_survives_a_round_trip(data: st.DataObject) -> None:
         slots = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6))
         width = data.draw(st.integers(1, 40))
         rows = {slot: data.draw(st.lists(st.integers(0, 9), min_size=width, max_size=width)) for slot in slots}
-        sent = step(slots, [rows[slot] for slot in slots])
-        check_same(sent, arrive(sender, receiver, sent)[1])
+        original = step(slots, [rows[slot] for slot in slots])
+        check_same(original, arrive(sender, receiver, original)[1])
 
 
 def test_inputs_other_than_tokens_arrive() -> None:
@@ -70,9 +70,9 @@ def test_inputs_other_than_tokens_arrive() -> None:
         "token_lora": torch.tensor([1, -1]),
         "token_types": torch.tensor([0, 1]),
     }
-    sent = step([3, 1], [[1], [2]], **given_beside)
-    sent.batch.visible_ends = torch.tensor([5, 9])
-    check_same(sent, arrive(StepSender(), StepReceiver(CPU), sent)[1])
+    original = step([3, 1], [[1], [2]], **given_beside)
+    original.batch.visible_ends = torch.tensor([5, 9])
+    check_same(original, arrive(StepSender(), StepReceiver(CPU), original)[1])
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_inputs_other_than_tokens_arrive() -> None:
     ids=["positions in three axes", "features for a deeper layer", "both"],
 )
 def test_inputs_of_images_arrive(vision_inputs: VisionInputs) -> None:
-    sent = step([3, 1], [[1], [2]], vision_inputs=vision_inputs)
-    received = arrive(StepSender(), StepReceiver(CPU), sent)[1].vision_inputs
+    original = step([3, 1], [[1], [2]], vision_inputs=vision_inputs)
+    received = arrive(StepSender(), StepReceiver(CPU), original)[1].vision_inputs
     assert received is not None
     for expected, actual in ((vision_inputs.axes, received.axes), (vision_inputs.places, received.places)):
         assert actual is None if expected is None else actual is not None and torch.equal(actual, expected)
@@ -103,24 +103,26 @@ def test_only_changes_of_block_tables_travel() -> None:
     again, _ = arrive(sender, receiver, step(slots, table.tolist()))
     assert again.changed_blocks == b""
     table[5, 511] += 1
-    sent = step(slots, table.tolist())
-    changed, received = arrive(sender, receiver, sent)
+    original = step(slots, table.tolist())
+    changed, received = arrive(sender, receiver, original)
     assert len(changed.changed_blocks) == 8
-    check_same(sent, received)
+    check_same(original, received)
 
 
 def in_groups(slots: list[int], tables: list[list[list[int]]]) -> ModelInput:
     """A decode of requests that have a table for each group."""
-    sent, of_groups = step(slots, tables[0]), torch.tensor(tables)
-    slots_of_groups = torch.arange(len(tables))[:, None] * 100 + sent.batch.slot_mapping
+    original, of_groups = step(slots, tables[0]), torch.tensor(tables)
+    slots_of_groups = torch.arange(len(tables))[:, None] * 100 + original.batch.slot_mapping
     batch = PagedBatch(
         of_groups[0],
         slots_of_groups[0],
-        *(sent.batch.query_lens, sent.batch.seq_lens, 4),
+        original.batch.query_lens,
+        original.batch.seq_lens,
+        4,
         group_tables=of_groups,
         group_slots=slots_of_groups,
     )
-    return dataclasses.replace(sent, batch=batch)
+    return dataclasses.replace(original, batch=batch)
 
 
 def test_all_tables_arrive_first_and_then_their_changes() -> None:
@@ -129,12 +131,12 @@ def test_all_tables_arrive_first_and_then_their_changes() -> None:
     for changed, num_bytes in (((0, 0, 0), 8 * 18), ((2, 1, 1), 8), ((1, 0, 2), 8)):
         group, row, column = changed
         tables[group][row][column] += 50
-        sent = in_groups([9, 2], tables)
-        message, received = arrive(sender, receiver, sent)
+        original = in_groups([9, 2], tables)
+        message, received = arrive(sender, receiver, original)
         assert len(message.changed_blocks) == num_bytes
-        check_same(sent, received)
+        check_same(original, received)
         for name in ("group_tables", "group_slots"):
-            assert torch.equal(getattr(received.batch, name), getattr(sent.batch, name))
+            assert torch.equal(getattr(received.batch, name), getattr(original.batch, name))
     pages = PageLayout((None, 8), 2, (0, 1, 1), (0, 0, 1))
     sent_on = Allocate(4, 16, 2, pages=pages)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent_on), type=Allocate) == sent_on

@@ -133,8 +133,8 @@ def test_the_row_of_one_that_is_aborted_in_flight_is_its_own_until_it_has_landed
     add(core, "late", prompt=[6, 6], max_tokens=8)
     assert core.step_fn() == [], "the batch of one that has ended lands without a word"
     assert executor._batch._rows.keys() == {"a", "b"}
-    found = finish(core)
-    assert [token for output in found if output.request_id == "late" for token in output.new_token_ids] == (
+    outputs = finish(core)
+    assert [token for output in outputs if output.request_id == "late" for token in output.new_token_ids] == (
         alone(arrival(prompt=[6, 6], max_tokens=8))[0]
     )
 
@@ -148,8 +148,8 @@ def test_a_request_added_again_while_in_flight_waits_for_its_batch() -> None:
     again = arrival(prompt=[6, 5], max_tokens=9)
     assert core.add_request(message("a", again)) is None
     core.check_invariants()
-    found = [token for output in finish(core) if output.request_id == "a" for token in output.new_token_ids]
-    assert found == alone(again)[0]
+    tokens = [token for output in finish(core) if output.request_id == "a" for token in output.new_token_ids]
+    assert tokens == alone(again)[0]
 
 
 def test_no_request_is_preempted_in_flight() -> None:
@@ -207,8 +207,8 @@ def test_batches_that_fail_together_are_taken_apart_when_all_have_landed() -> No
     assert [[output.request_id for output in core.step_fn()] for _ in range(4)] == [["a"], ["b"], ["c"], ["d"]]
     expected, _ = alone(load[0])
     for name in "abcd":
-        found = core.scheduler._requests[name].token_ids[2:]
-        assert found == expected[:1]
+        tokens = core.scheduler._requests[name].token_ids[2:]
+        assert tokens == expected[:1]
     finish(core)
 
 
@@ -243,11 +243,13 @@ def test_the_times_of_batches_that_overlap_add_up_to_that_of_the_thread(monkeypa
     monkeypatch.setattr(engine_core, "time", SimpleNamespace(perf_counter=lambda: next(moments), thread_time=lambda: 0))
     core, _ = make_pipeline()
     add(core, "a", "b", max_tokens=4)
-    told = []
+    events = []
     while core.has_work:
         core.step_fn()
-        told.append(core.take_step_stats())
-    times = [(stats.schedule_time_s, stats.execute_time_s, stats.update_time_s) for stats in told if stats is not None]
+        events.append(core.take_step_stats())
+    times = [
+        (stats.schedule_time_s, stats.execute_time_s, stats.update_time_s) for stats in events if stats is not None
+    ]
     # What is computed for another while it is paused is not counted.
     assert times == [(1, 2, 1)] * 8
 
@@ -255,18 +257,18 @@ def test_the_times_of_batches_that_overlap_add_up_to_that_of_the_thread(monkeypa
 def test_a_profile_shows_both_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scopes of torch end in the reverse order of their beginnings, so none is open while another batch is computed."""
     opened: list[str] = []
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     @contextmanager
     def scope(name: str, what: str | None) -> Iterator[None]:
         assert not opened, f"{name} inside of {opened}"
         opened.append(name)
         yield
-        told[opened.pop()] += 1
+        counts[opened.pop()] += 1
 
     monkeypatch.setattr("torch.profiler.record_function", scope)
     core, _ = make_pipeline()
     core.step_watch = ScopedStepWatch
     add(core, "a", "b", max_tokens=2)
     finish(core)
-    assert (told["engine: execute"], told["engine: update"]) == (8, 4)
+    assert (counts["engine: execute"], counts["engine: update"]) == (8, 4)

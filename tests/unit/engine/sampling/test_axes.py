@@ -43,8 +43,8 @@ def step(rows: list[int], seq_lens: list[int], query_lens: list[int]) -> StepInp
     )
 
 
-def taken(table: AxesTable, made: StepInput) -> list[list[int]]:
-    axes = table.select(made)
+def taken(table: AxesTable, step_input: StepInput) -> list[list[int]]:
+    axes = table.select(step_input)
     assert axes is not None
     return axes.tolist()
 

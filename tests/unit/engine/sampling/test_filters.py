@@ -56,9 +56,9 @@ def test_a_token_is_drawn_exactly_if_transformers_keeps_it(params: dict[str, Any
     num_draws = 4000
     rows = rows_of(num_draws, **params)
     tokens = sample(logits.expand(num_draws, -1).clone(), rows)
-    kept = set(torch.nonzero(expected)[:, 0].tolist())
+    token_ids = set(torch.nonzero(expected)[:, 0].tolist())
     likely = set(torch.nonzero(expected > 10 / num_draws)[:, 0].tolist())
-    assert likely <= set(tokens.tolist()) <= kept
+    assert likely <= set(tokens.tolist()) <= token_ids
 
 
 @settings(max_examples=150, deadline=None)

@@ -36,15 +36,15 @@ def rows_of(requests: list[Request]) -> SamplingRows:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_they_are_of_the_raw_logits_whatever_the_sampler_does(dtype: torch.dtype) -> None:
     strong = {"temperature": 0.5, "repetition_penalty": 5.0, "min_tokens": 1, "stop_token_ids": [4], "top_k": 7}
-    rows = rows_of([make_request(i, seed=i, logprobs=asked, **strong) for i, asked in enumerate(ASKED)])
+    rows = rows_of([make_request(i, seed=i, logprobs=logprobs, **strong) for i, logprobs in enumerate(ASKED)])
     logits = 3 * torch.randn(len(ASKED), VOCAB_SIZE, generator=torch.Generator().manual_seed(0)).to(dtype)
     expected = torch.log_softmax(logits.double(), dim=-1)
     assert rows.num_logprobs is not None
     raw = RawLogprobs.of(logits, rows.num_logprobs)
     token_ids = sample(logits, rows)
-    told = raw.at(token_ids)
-    assert sorted(told) == [row for row, asked in enumerate(ASKED) if asked is not None]
-    for row, token in told.items():
+    by_row = raw.at(token_ids)
+    assert sorted(by_row) == [row for row, logprobs in enumerate(ASKED) if logprobs is not None]
+    for row, token in by_row.items():
         values = expected[row]
         assert token.token_id == token_ids[row]
         assert token.logprob == pytest.approx(values[token.token_id].item(), abs=1e-6)
@@ -64,15 +64,15 @@ def test_each_goes_with_its_requests_token() -> None:
     scheduler = Scheduler(BlockPool(8, 16), max_num_seqs=4, max_num_batched_tokens=8, max_model_len=50)
     for index in range(2):
         scheduler.add_request(make_request(index))
-    told = TokenLogprobs(9, -0.5, 1, [])
-    outputs = scheduler.update_from_output(scheduler.schedule(), SampledTokens([[8], [9]], {"1": [told]}))
-    assert [(output.new_token_ids, output.new_logprobs) for output in outputs] == [([8], []), ([9], [told])]
+    logprobs = TokenLogprobs(9, -0.5, 1, [])
+    outputs = scheduler.update_from_output(scheduler.schedule(), SampledTokens([[8], [9]], {"1": [logprobs]}))
+    assert [(output.new_token_ids, output.new_logprobs) for output in outputs] == [([8], []), ([9], [logprobs])]
 
 
 def test_merged_deltas_keep_them_in_the_order_of_the_tokens() -> None:
-    told = [TokenLogprobs(token_id, -token_id / 2, token_id, []) for token_id in range(4)]
-    first = Delta(index=0, token_ids=[0, 1], logprobs=told[:2], prompt_logprobs=told[1:])
-    last = Delta(index=2, token_ids=[2, 3], logprobs=told[2:], finish_reason=FinishReason.LENGTH)
+    logprobs = [TokenLogprobs(token_id, -token_id / 2, token_id, []) for token_id in range(4)]
+    first = Delta(index=0, token_ids=[0, 1], logprobs=logprobs[:2], prompt_logprobs=logprobs[1:])
+    last = Delta(index=2, token_ids=[2, 3], logprobs=logprobs[2:], finish_reason=FinishReason.LENGTH)
     whole = first.followed_by(last)
-    assert (whole.token_ids, whole.logprobs, whole.finish_reason) == ([0, 1, 2, 3], told, "length")
-    assert whole.prompt_logprobs == told[1:]
+    assert (whole.token_ids, whole.logprobs, whole.finish_reason) == ([0, 1, 2, 3], logprobs, "length")
+    assert whole.prompt_logprobs == logprobs[1:]

@@ -32,8 +32,8 @@ PENALTIES = [
 
 
 def make_request(request_id: str, prompt: list[int], output: list[int], **params: Any) -> Request:
-    given = SamplingParams(**{"max_tokens": None, "temperature": 0.0, **params})
-    return Request(request_id, prompt, given, max_model_len=300, output_token_ids=output)
+    sampling_params = SamplingParams(**{"max_tokens": None, "temperature": 0.0, **params})
+    return Request(request_id, prompt, sampling_params, max_model_len=300, output_token_ids=output)
 
 
 def penalised(logits: torch.Tensor, table: SamplingTable) -> torch.Tensor:

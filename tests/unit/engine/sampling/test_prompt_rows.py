@@ -25,8 +25,8 @@ VOCAB_SIZE = 13
 
 
 def make_request(request_id: str, prompt: list[int], output: list[int] | None = None, **params: Any) -> Request:
-    given = SamplingParams(max_tokens=None, **params)
-    request = Request(request_id, prompt, given, max_model_len=100, output_token_ids=output)
+    sampling_params = SamplingParams(max_tokens=None, **params)
+    request = Request(request_id, prompt, sampling_params, max_model_len=100, output_token_ids=output)
     request.block_table = [0] * 7
     return request
 

@@ -88,14 +88,14 @@ def test_other_ends_go_before_it(params: dict[str, Any], output: list[int], expe
 
 def make_request(output: list[int], detection: tuple[int, int, int], **params: Any) -> Request:
     largest, smallest, count = detection
-    given = {
+    options = {
         "max_tokens": None,
         "repetition_detection": RepetitionDetectionParams(
             max_pattern_size=largest, min_pattern_size=smallest, min_count=count
         ),
         **params,
     }
-    return Request("r", [5, 5, 5, 5], SamplingParams(**given), max_model_len=60, output_token_ids=output)
+    return Request("r", [5, 5, 5, 5], SamplingParams(**options), max_model_len=60, output_token_ids=output)
 
 
 def test_the_scheduler_ends_a_repetition_with_its_reason() -> None:

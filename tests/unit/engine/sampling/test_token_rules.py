@@ -28,9 +28,14 @@ ALLOWED = [4, 7, 8, 9, 20, 30, 3, 20]
 
 
 def make_request(output: list[int], request_id: str = "r", **params: Any) -> Request:
-    given = SamplingParams(**{"max_tokens": None, "temperature": 0.0, **params})
+    sampling_params = SamplingParams(**{"max_tokens": None, "temperature": 0.0, **params})
     return Request(
-        request_id, [7, 1, 6], given, max_model_len=300, eos_token_ids=frozenset({EOS}), output_token_ids=output
+        request_id,
+        [7, 1, 6],
+        sampling_params,
+        max_model_len=300,
+        eos_token_ids=frozenset({EOS}),
+        output_token_ids=output,
     )
 
 

@@ -33,10 +33,10 @@ def test_a_queue_keeps_the_order_of_its_policy(priorities: list[int], data: st.D
     expected = requests if isinstance(policy, FirstComeFirstServed) else sorted(requests, key=lambda r: r.priority)
     assert list(queue) == expected
     if requests:
-        gone = data.draw(st.sampled_from(requests))
-        queue.remove(gone)
-        assert list(queue) == [request for request in expected if request is not gone]
-        queue.add(gone)
+        ended = data.draw(st.sampled_from(requests))
+        queue.remove(ended)
+        assert list(queue) == [request for request in expected if request is not ended]
+        queue.add(ended)
         assert list(queue) == expected, "whoever comes back gets its old place"
     queue.check_invariants()
 

@@ -241,19 +241,19 @@ def test_the_next_output_has_the_events_and_their_times() -> None:
     scheduler = make_scheduler(num_blocks=6, budget=30, timeline=ClockedTimeline(lambda: next(clock)))
     for request_id in "abc":
         scheduler.add_request(make_request(request_id, 7))
-    told = []
+    events = []
     for _ in range(5):
         step = scheduler.schedule()
         outputs = scheduler.update_from_output(step, SampledTokens([[100] for _ in step.requests]))
-        told.append({o.request_id: [(e.type, e.timestamp) for e in o.events] for o in outputs})
-        if len(told) == 3:
+        events.append({o.request_id: [(e.type, e.timestamp) for e in o.events] for o in outputs})
+        if len(events) == 3:
             scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
     queued, scheduled, preempted = EngineCoreEventType
-    assert told[0] == {id: [(queued, n), (scheduled, n + 3)] for n, id in enumerate("abc")}
-    assert told[1] == {"a": [], "b": [], "c": []}
-    assert told[2] == {"a": [], "b": []}
-    assert told[3]["c"] == [(preempted, 6), (scheduled, 7)]
-    assert told[4]["c"] == []
+    assert events[0] == {id: [(queued, n), (scheduled, n + 3)] for n, id in enumerate("abc")}
+    assert events[1] == {"a": [], "b": [], "c": []}
+    assert events[2] == {"a": [], "b": []}
+    assert events[3]["c"] == [(preempted, 6), (scheduled, 7)]
+    assert events[4]["c"] == []
 
 
 def test_with_priorities_the_lowest_goes_first_and_equals_go_by_arrival() -> None:
@@ -409,5 +409,5 @@ def test_a_changed_priority_is_detected() -> None:
 
 def test_importing_the_scheduler_loads_no_torch() -> None:
     code = "import sys, penstock.worker.engine.core.engine_core; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "False"]

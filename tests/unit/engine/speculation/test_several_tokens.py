@@ -155,13 +155,13 @@ def told(token_id: int) -> TokenLogprobs:
 
 def serve(kind: str, place: int, num_at_once: int) -> tuple[EngineCoreOutput, Scheduler, BlockPool]:
     """All that comes of a request, whose tokens come so many in a step."""
-    script, asked, grammar = KINDS[kind](place)
+    script, options, grammar = KINDS[kind](place)
     pool = BlockPool(16, 2)
     scheduler = Scheduler(
         pool, max_num_seqs=2, max_num_batched_tokens=32, max_model_len=32, prefix_cache=BlockHashCache(pool)
     )
-    max_model_len = asked.pop("max_model_len", 32)
-    params = SamplingParams(**{"max_tokens": 40, "logprobs": 1, **asked})
+    max_model_len = options.pop("max_model_len", 32)
+    params = SamplingParams(**{"max_tokens": 40, "logprobs": 1, **options})
     request = Request("r", PROMPT, params, max_model_len=max_model_len, eos_token_ids=frozenset([EOS]))
     request.constraint = grammar
     request.prompt_logprobs = []

@@ -76,10 +76,10 @@ def oracle(token_ids: list[int]) -> Speculation:
 
 
 def test_accepted_drafts_save_steps_and_are_counted() -> None:
-    asked = arrival(prompt=[5], max_tokens=20)
-    whole, _ = alone(asked)
+    request = arrival(prompt=[5], max_tokens=20)
+    whole, _ = alone(request)
     core, _ = make_core(is_ahead=False, drafting=oracle(whole))
-    run(core, [asked])
+    run(core, [request])
     stats = core.scheduler.stats()
     # Of 2, 4, 4, 4 drafts, and of one, behind which the last token comes.
     assert stats.step_counter == 5
@@ -92,15 +92,15 @@ def test_an_end_within_a_step_drops_the_rest(max_tokens: int) -> None:
     whole, _ = alone(arrival(prompt=[5], max_tokens=12))
     stop = whole[4]
     first = whole.index(stop)
-    for asked in (
+    for request in (
         arrival(prompt=[5], max_tokens=max_tokens),
         arrival(prompt=[5], max_tokens=12, stop_token_ids=[stop]),
         arrival(prompt=[5], max_tokens=12, stop_token_ids=[stop], min_tokens=max_tokens),
     ):
         core, _ = make_core(is_ahead=False, drafting=oracle(whole))
-        outcome = run(core, [asked])
-        verify([asked], outcome)
-        if asked.stop_token_ids and asked.min_tokens <= first:
+        outcome = run(core, [request])
+        verify([request], outcome)
+        if request.stop_token_ids and request.min_tokens <= first:
             assert outcome.tokens["0"] == whole[: first + 1]
 
 
@@ -119,10 +119,10 @@ def test_a_request_aborted_while_its_drafts_are_computed_has_no_output() -> None
 
 
 def test_drafting_stops_once_rejected_drafts_cost_too_much() -> None:
-    asked = arrival(prompt=[5], max_tokens=20)
-    wrong = [(token_id + 1) % VOCAB_SIZE for token_id in alone(asked)[0]]
+    request = arrival(prompt=[5], max_tokens=20)
+    wrong = [(token_id + 1) % VOCAB_SIZE for token_id in alone(request)[0]]
     core, _ = make_core(is_ahead=False, drafting=oracle(wrong))
-    run(core, [asked])
+    run(core, [request])
     stats = core.scheduler.stats()
     assert stats.step_counter == 20
     # 2 of them, and three times one; each step with drafts may have taken a quarter longer.
@@ -203,10 +203,10 @@ def test_the_index_finds_where_the_last_tokens_were(token_ids: list[int], num_fi
     index = SuffixIndex(growing)
     index.find(growing)
     growing += token_ids[num_first:]
-    found, pair = index.find(growing), growing[-2:]
+    drafts, pair = index.find(growing), growing[-2:]
     places = [i for i in range(2, len(growing)) if growing[i - 2 : i] == pair]
-    assert (found is None) == (not places)
-    assert found is None or found in places
+    assert (drafts is None) == (not places)
+    assert drafts is None or drafts in places
 
 
 def test_a_prediction_is_followed_from_its_start_and_after_a_deviation() -> None:
@@ -237,7 +237,7 @@ def test_forced_text_is_spelt_with_long_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"speculative": "ngrams"}, "must be one of off, ngram, suffix"),
         ({"speculative": "off:3"}, "must be 'off' without a number"),
@@ -248,9 +248,9 @@ def test_forced_text_is_spelt_with_long_tokens() -> None:
         ({"speculative": "ngram", "engine": "vllm"}, "give engine vllm its own options"),
     ],
 )
-def test_impossible_values_are_refused_by_name(given: dict[str, object], words: str) -> None:
+def test_impossible_values_are_refused_by_name(options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        EngineConfig(model="m", **given)  # type: ignore[arg-type]
+        EngineConfig(model="m", **options)  # type: ignore[arg-type]
     assert "speculative" in str(refused.value)
     assert words in str(refused.value)
 

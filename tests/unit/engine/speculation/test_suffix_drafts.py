@@ -24,23 +24,23 @@ def request(token_ids: list[int], scope: tuple[str | None, ...] = MINE) -> Reque
 def test_outputs_are_drafted_only_within_a_tenant_and_salt() -> None:
     texts = SharedTexts()
     texts.learn(MINE, TEXT)
-    said = [40, 11, 12, 13]
-    assert SuffixDrafter(request(said), texts).draft(request(said), 3) == [14, 15, 16]
-    assert SuffixDrafter(request(said), texts).draft(request(said), 9) == [14, 15, 16, 17]
+    tokens = [40, 11, 12, 13]
+    assert SuffixDrafter(request(tokens), texts).draft(request(tokens), 3) == [14, 15, 16]
+    assert SuffixDrafter(request(tokens), texts).draft(request(tokens), 9) == [14, 15, 16, 17]
     for scope in (SALTED, OTHERS, ("tenant", ""), (None, None)):
-        assert SuffixDrafter(request(said, scope), texts).draft(request(said, scope), 3) == []
+        assert SuffixDrafter(request(tokens, scope), texts).draft(request(tokens, scope), 3) == []
 
 
 def test_the_longer_match_counts_and_its_own_where_both_are_as_long() -> None:
     texts = SharedTexts()
     texts.learn(MINE, [5, 11, 12, 13, 80, 81])
-    for said, expected in (
+    for tokens, expected in (
         ([12, 13, 70, 9, 11, 12, 13], [80, 81]),
         ([11, 12, 13, 70, 9, 11, 12, 13], [70, 9]),
         ([9, 12, 13], []),
         ([7, 7, 7], [7, 7]),
     ):
-        assert SuffixDrafter(request(said), texts).draft(request(said), 2) == expected
+        assert SuffixDrafter(request(tokens), texts).draft(request(tokens), 2) == expected
 
 
 def test_a_draft_ends_with_its_source() -> None:
@@ -64,12 +64,12 @@ def test_memory_is_bounded_and_keeps_the_latest_outputs(
     for number, (scope, token_ids) in enumerate(learnt):
         marked = [*token_ids, 1000 + number, 2000, 3000]
         texts.learn(scope, marked)
-        kept = sum(len(half.token_ids) for halves in texts._scopes.values() for half in halves)
-        assert kept == texts.num_tokens <= max_tokens
+        num_tokens = sum(len(half.token_ids) for halves in texts._scopes.values() for half in halves)
+        assert num_tokens == texts.num_tokens <= max_tokens
         for other in (MINE, SALTED, OTHERS):
             if max_tokens >= 32:
-                found = texts.find(other, [1000 + number, 2000], 2)
-                assert found == (([3000], 2) if other == scope else ([], 0))
+                drafts = texts.find(other, [1000 + number, 2000], 2)
+                assert drafts == (([3000], 2) if other == scope else ([], 0))
     texts.clear()
     assert texts.num_tokens == 0
     assert texts.find(MINE, [1000, 2000], 2) == ([], 0)
@@ -90,21 +90,21 @@ def test_an_engine_drafts_from_earlier_outputs_until_its_cache_is_reset() -> Non
     core, _ = make_core(is_ahead=False, drafting=Speculation(8, 9, memory))
 
     def num_steps(name: str, tenant: str, salt: str | None = None) -> int:
-        asked: EngineCoreRequest = message(name, arrival(prompt=[5, 6], max_tokens=20, ignore_eos=True))
-        asked.tenant, asked.cache_salt = tenant, salt
+        requests: EngineCoreRequest = message(name, arrival(prompt=[5, 6], max_tokens=20, ignore_eos=True))
+        requests.tenant, requests.cache_salt = tenant, salt
         before = core.scheduler.stats().step_counter
-        core.add_request(asked)
+        core.add_request(requests)
         outputs = []
         while core.has_work:
             outputs += core.step_fn()
-        said.add(tuple(token for output in outputs for token in output.new_token_ids))
+        tokens.add(tuple(token for output in outputs for token in output.new_token_ids))
         return core.scheduler.stats().step_counter - before
 
-    said: set[tuple[int, ...]] = set()
+    tokens: set[tuple[int, ...]] = set()
     alone = num_steps("first", "a")
     assert num_steps("again", "a") < alone
     assert num_steps("other", "b") == num_steps("salted", "a", "salt") == alone
     assert memory.texts.num_tokens > 0
     assert core.reset_prefix_cache()
     assert memory.texts.num_tokens == 0
-    assert len(said) == 1
+    assert len(tokens) == 1

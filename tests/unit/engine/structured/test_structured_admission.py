@@ -90,9 +90,9 @@ class FakeBackend:
 
 @pytest.fixture
 def backend() -> Iterator[FakeBackend]:
-    made = FakeBackend()
-    yield made
-    made.release_slot.set()
+    fake = FakeBackend()
+    yield fake
+    fake.release_slot.set()
 
 
 def admission_of(backend: FakeBackend, **options: Any) -> GrammarAdmission:

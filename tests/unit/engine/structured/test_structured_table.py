@@ -55,8 +55,8 @@ class FakeGrammar:
 
 def constrained(grammar: FakeGrammar | None, vocab_size: int, **params: object) -> Request:
     structured = None if grammar is None else StructuredOutputsParams(regex="a")
-    given = SamplingParams(structured_outputs=structured, max_tokens=50, **params)  # type: ignore[arg-type]
-    request = Request("r", [1], given, max_model_len=99, eos_token_ids=frozenset([EOS]))
+    sampling_params = SamplingParams(structured_outputs=structured, max_tokens=50, **params)  # type: ignore[arg-type]
+    request = Request("r", [1], sampling_params, max_model_len=99, eos_token_ids=frozenset([EOS]))
     if grammar is not None:
         request.constraint = GrammarConstraint("r", grammar, vocab_size, frozenset([EOS]))
     return request

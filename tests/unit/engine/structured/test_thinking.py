@@ -19,8 +19,8 @@ VOCAB_SIZE = 12
 
 
 def make_request(prompt: list[int], output: list[int], **params: Any) -> Request:
-    given = {"temperature": 0.0, "max_tokens": None, "think_token_ids": (START, END), **params}
-    return Request("r", prompt, SamplingParams(**given), max_model_len=100, output_token_ids=output)
+    options = {"temperature": 0.0, "max_tokens": None, "think_token_ids": (START, END), **params}
+    return Request("r", prompt, SamplingParams(**options), max_model_len=100, output_token_ids=output)
 
 
 def is_forced(*requests: Request) -> list[bool]:
@@ -103,9 +103,9 @@ def test_counting_token_by_token_is_counting_all_at_once(
 
 
 @given(st.lists(st.sampled_from([1, START, END]), max_size=14), st.integers(0, 4))
-def test_no_section_is_longer_than_the_budget(wanted: list[int], budget: int) -> None:
+def test_no_section_is_longer_than_the_budget(token_ids: list[int], budget: int) -> None:
     request = make_request([1], [], thinking_token_budget=budget)
-    for token_id in wanted:
+    for token_id in token_ids:
         request.token_ids.append(END if is_forced(request) == [True] else token_id)
     num_thought: int | None = None
     for token_id in request.token_ids:

@@ -48,9 +48,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 class Held:
     """What an output is held to; says what may be one."""
 
-    def __init__(self, backend: Backend, tokenizer: Tokenizer, held: StructuredOutputsParams | None) -> None:
-        assert held is not None
-        self._grammar = backend.compile(spec_of(held)).start(frozenset([EOS]))
+    def __init__(self, backend: Backend, tokenizer: Tokenizer, constraint: StructuredOutputsParams | None) -> None:
+        assert constraint is not None
+        self._grammar = backend.compile(spec_of(constraint)).start(frozenset([EOS]))
         self._tokenizer = tokenizer
 
     def accepts(self, text: str) -> bool:
@@ -80,14 +80,14 @@ LISTS = {
 @pytest.mark.parametrize("is_parallel", [True, False])
 def test_a_list_of_calls_follows_the_schemas(backend: Backend, tokenizer: Tokenizer, is_parallel: bool) -> None:
     forced = forced_calls(FUNCTIONS, ToolChoice("required"), is_parallel=is_parallel)
-    held = Held(backend, tokenizer, forced)
-    assert {text: held.accepts(text) for text in LISTS} == LISTS
+    outputs = Held(backend, tokenizer, forced)
+    assert {text: outputs.accepts(text) for text in LISTS} == LISTS
     twice = {f"[{text[1:-1]}, {text[1:-1]}]": is_call and is_parallel for text, is_call in LISTS.items()}
-    assert {text: held.accepts(text) for text in twice} == twice
+    assert {text: outputs.accepts(text) for text in twice} == twice
 
 
 def test_calls_in_free_text_follow_the_schemas_of_strict_functions(backend: Backend, tokenizer: Tokenizer) -> None:
-    held = Held(backend, tokenizer, strict_hermes_calls(FUNCTIONS))
+    outputs = Held(backend, tokenizer, strict_hermes_calls(FUNCTIONS))
     calls = {
         ("tree", '{"left":null,"n":1}'): True,
         ("now", '{"any":1}'): True,  # it is not strict
@@ -95,7 +95,7 @@ def test_calls_in_free_text_follow_the_schemas_of_strict_functions(backend: Back
         ("then", "{}"): False,
     }
     form = 'so <tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call> and'
-    assert {call: held.begins_with(form.format(*call)) for call in calls} == calls
+    assert {call: outputs.begins_with(form.format(*call)) for call in calls} == calls
 
 
 @pytest.mark.parametrize("is_parallel", [True, False])
@@ -104,7 +104,7 @@ def test_an_answer_is_json_or_calls(tokenizer: Tokenizer, is_parallel: bool) -> 
     answer = structured_outputs_of({"type": "json_schema", "json_schema": described})
     assert answer is not None
     either = answer_or_hermes_calls(answer, FUNCTIONS, is_parallel=is_parallel)
-    held = Held(load_backend("xgrammar", MODEL, VOCAB_SIZE, [EOS]), tokenizer, either)
+    checker = Held(load_backend("xgrammar", MODEL, VOCAB_SIZE, [EOS]), tokenizer, either)
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     outputs = {'{"n": 1}': True, call: True, f"{call}\n{call}": is_parallel, "six": False}
-    assert {text: held.accepts(text) for text in outputs} == outputs
+    assert {text: checker.accepts(text) for text in outputs} == outputs

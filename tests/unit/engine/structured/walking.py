@@ -46,20 +46,20 @@ def load(name: str) -> Backend:
 
 def compiled(backend: Backend, schema: Any, *, is_tight: bool = False) -> CompiledGrammar | None:
     """The grammar of ``schema``, tight without whitespace; None if it is refused, as what takes too long is."""
-    made: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def work() -> None:
         try:
             params = StructuredOutputsParams(json=schema, disable_any_whitespace=is_tight)
-            made.put(backend.compile(spec_of(params)))
+            results.put(backend.compile(spec_of(params)))
         except PenstockError:
-            made.put(None)
+            results.put(None)
         except BaseException as error:
-            made.put(error)
+            results.put(error)
 
     threading.Thread(target=work, daemon=True).start()
     try:
-        result = made.get(timeout=COMPILE_TIMEOUT_S)
+        result = results.get(timeout=COMPILE_TIMEOUT_S)
     except queue.Empty:
         return None
     if isinstance(result, BaseException):
@@ -108,9 +108,9 @@ def _choose(allowed: np.ndarray, rng: Random, style: str) -> int:
         closing = [token_id for token_id in _CLOSING if allowed[token_id]]
         if closing and rng.random() < 0.9:
             return closing[0]
-    for wanted in (_PLAIN, ~_BLANK) if style != "any" or rng.random() < 0.7 else ():
-        if (allowed & wanted).any() and rng.random() < 0.8:
-            allowed = allowed & wanted
+    for characters in (_PLAIN, ~_BLANK) if style != "any" or rng.random() < 0.7 else ():
+        if (allowed & characters).any() and rng.random() < 0.8:
+            allowed = allowed & characters
     return rng.choice(np.flatnonzero(allowed).tolist())
 
 
@@ -128,17 +128,25 @@ _TYPES = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_in
 _VALIDATOR: Any = extend(jsonschema.Draft202012Validator, type_checker=_TYPES)
 FORMATS = jsonschema.FormatChecker([])
 _UNKNOWN_TO_JSONSCHEMA = (
-    *("date", "time", "date-time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri"),
-    *(
-        "uri-reference",
-        "iri",
-        "iri-reference",
-        "uri-template",
-        "uuid",
-        "json-pointer",
-        "relative-json-pointer",
-        "regex",
-    ),
+    "date",
+    "time",
+    "date-time",
+    "duration",
+    "email",
+    "idn-email",
+    "hostname",
+    "idn-hostname",
+    "ipv4",
+    "ipv6",
+    "uri",
+    "uri-reference",
+    "iri",
+    "iri-reference",
+    "uri-template",
+    "uuid",
+    "json-pointer",
+    "relative-json-pointer",
+    "regex",
 )
 
 
