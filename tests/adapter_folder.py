@@ -1,4 +1,4 @@
-"""Folders as PEFT saves them, for what does not look into the weights."""
+"""Folders as PEFT saves them, for tests that do not look into the weights."""
 
 from __future__ import annotations
 

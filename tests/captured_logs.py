@@ -14,7 +14,7 @@ from penstock.shared.process import log
 
 @contextmanager
 def capture_logs() -> Iterator[list[EventDict]]:
-    """Collect what is logged, as ``structlog.testing.capture_logs`` does for loggers that it knows."""
+    """Collect log events, as ``structlog.testing.capture_logs`` does for loggers that it knows."""
     capture = LogCapture()
     places = (log.PROCESSORS, structlog.get_config()["processors"])
     before = [[*processors] for processors in places]

@@ -132,7 +132,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _keep_fork_server(config: pytest.Config) -> None:
-    """Those of all engines that the tests start, in all processes of the run: torch is imported once."""
+    """Keep one fork server for all engines of the run, so torch is imported once."""
     config.stash[_FORK_SERVER] = stack = ExitStack()
     program = str(Path(__file__).parent / "fork_server.py")
     cores, workers = (
@@ -184,7 +184,7 @@ def _log_plainly() -> None:
 
 @pytest.fixture
 def log_records() -> Iterator[list[logging.LogRecord]]:
-    """What is logged during the test, from INFO on; pytest's own fixture costs each test two milliseconds."""
+    """Log records of the test, from INFO on; pytest's own fixture costs each test two milliseconds."""
     handler, root = _Records(logging.INFO), logging.getLogger()
     level = root.level
     root.addHandler(handler)
@@ -211,7 +211,7 @@ def namespace() -> str:
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A private redis-server on a unix socket, one per test process; or one that somebody else keeps."""
+    """URL of a private redis-server on a unix socket, one per test process, or of an external server."""
     if address := os.environ.get(REDIS_URL_VARIABLE):
         yield address
         return
@@ -279,7 +279,7 @@ async def subscriber(redis_url: str) -> AsyncIterator[Subscriber]:
 
 @pytest.fixture
 def warm_python(monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the test starts as ``sys.executable`` has torch and transformers imported, in a run with lanes."""
+    """Start ``sys.executable`` with torch and transformers already imported, in a run with lanes."""
     monkeypatch.setattr(sys, "executable", os.environ.get(WARM_PYTHON_VARIABLE, sys.executable))
     return sys.executable
 
@@ -300,7 +300,9 @@ def demo_model() -> Path:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped, and printed as such, where no NVIDIA device exists; fast is what is not slow."""
+    """Skip tests marked gpu, with a line in the report, without an NVIDIA device; mark the rest that is not slow as
+    fast.
+    """
     if config.getoption("--fast"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)

@@ -1,11 +1,11 @@
-"""What tests cost: seconds of processors, of a test and of every process that it starts, by file and by test.
+"""The cost of tests: processor seconds of a test and of every process that it starts, by file and by test.
 
     make test-cost TESTS=tests/faults
 
-Wall time tells of the machine and of what else runs on it; this is mostly the same on a busy one. A run's processes are
+Wall time depends on the machine and its other load; this is mostly the same on a busy one. A run's processes are
 known by a variable of the environment that it was started with, so programs count that are forked from one with all its
 imports done, as they are in `make test`, and engines of the fork server. They cost whichever test runs at that moment:
-files that share a stack are measured with what starts it, once for each run.
+files that share a stack are measured with its start, once for each run.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from .program_server import serve_programs
 
 _VARIABLE = "PENSTOCK_TEST_COST"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# Tests below this are told with their file alone.
+# Tests below this are listed by their file alone.
 _TOLD_FROM_S = 2.0
 
-# What is forked shows the environment that the first of them was started with.
+# A forked process shows the environment that the first of them was started with.
 _MARK = os.environ[_VARIABLE]
 
 
 class Meter:
-    """Counts what the processes of this run have computed: those that live, and the children that they have reaped."""
+    """Meter of the computing time of this run's processes: those that live, and the children that they have reaped."""
 
     def __init__(self) -> None:
         self._known = {os.getpid()}
 
     def read_s(self) -> float:
-        """Seconds so far, without what was computed by orphans that have ended."""
+        """Return the seconds so far, without those of orphans that have ended."""
         pids = {int(entry) for entry in os.listdir("/proc") if entry.isdecimal()}
         self._known &= pids
         ticks = 0

@@ -1,4 +1,4 @@
-"""Every exception that Python has, and two that libraries raise, for tests of what a request may not end."""
+"""Every exception that Python has, and two that libraries raise, for tests that no exception ends a worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 
 class Panic(BaseException):
-    """What pyo3 raises for a panic in Rust."""
+    """The exception that pyo3 raises for a panic in Rust."""
 
 
 class Mute(Exception):

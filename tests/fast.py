@@ -1,8 +1,8 @@
-"""Which tests run without torch, and which of those are quick enough to be run all the time.
+"""Lists of the tests that run without torch, and of those that are quick enough to be run all the time.
 
-New files are among both. One that needs torch finds it missing there, and belongs into the first list below. What takes
-its time, since real servers and processes wait for each other in it, belongs into the second; one slow test in a file
-of quick ones is marked slow instead.
+New files are among both. One that needs torch finds it missing there, and belongs into the first list below. A file
+that takes its time, since real servers and processes wait for each other in it, belongs into the second; one slow test
+in a file of quick ones is marked slow instead.
 """
 
 from __future__ import annotations

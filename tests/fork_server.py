@@ -21,13 +21,13 @@ HELD_STEP_S = 0.01
 
 
 class CoreGate:
-    """What one core knows of its test's gate.
+    """A core's view of its test's gate.
 
     Attributes:
         max_tokens: how many output tokens a request may have.
         max_ended: how many of the core's requests may have ended.
         keeps_flights: once every stage has a batch in flight none of them may land.
-        num_ended: of the core's requests, when it looked last.
+        num_ended: how many of them had ended at the core's last look.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class CoreGate:
         return self.num_ended >= self.max_ended or request.num_output_tokens >= self.max_tokens
 
     def stops(self, core: Any) -> bool:
-        """Whether ``core`` is to make no step: nobody may go on, or what is in flight is to stay there."""
+        """Return whether ``core`` makes no step: no request may advance, or the batches in flight stay there."""
         stages = getattr(core, "_stages", ())
         if self.keeps_flights and stages and stages.is_full:
             Path(f"{os.environ[GATE_VARIABLE]}.flying-{os.getpid()}").touch()
@@ -73,8 +73,9 @@ def num_ended(scheduler: Any) -> int:
 
 
 def gated_methods(gate: CoreGate) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """By class and name, what makes schedulers pass over requests that have come to the limit, and cores wait while
-    they have no others."""
+    """Return, by class and name, methods that make schedulers skip requests at the limit, and cores wait without
+    others.
+    """
     from penstock.worker.engine.core.engine_core import EngineCore
     from penstock.worker.engine.core.in_flight import PipelinedCore
     from penstock.worker.engine.scheduling.batches import StagedBatches
@@ -84,7 +85,7 @@ def gated_methods(gate: CoreGate) -> list[tuple[Any, str, Callable[..., Any]]]:
     free: Callable[..., Any] = StagedBatches.free
 
     def gated_schedule(self: Any) -> Any:
-        # Nobody is to wait for a turn, or for the beginning of a prompt, of those that are admitted for nothing.
+        # No request may wait for a turn, or for the beginning of a prompt, of those that are admitted for nothing.
         waiting = [request for request in self._waiting if gate.holds(request)]
         for request in waiting:
             self._waiting.remove(request)

@@ -1,11 +1,11 @@
-"""Lanes that are forked from the process that gives out the tests, once that has imported what they will run.
+"""Lanes forked from the process that distributes the tests, once that has imported their modules.
 
-Imports are most of what a lane computes before its first test: torch, transformers, our own sources, and the modules
+A lane spends most time before its first test on imports: torch, transformers, our own sources, and the modules
 of tests, whose asserts are rewritten. The controller imports all of it once and forks as many children as there are
 lanes, which share that memory. Each does what a lane that was started does: it configures pytest and collects, and
 finds the modules there.
 
-A fork takes no thread along. Where one runs beside the imports lanes are started as ever; so is one that takes the
+A fork takes no thread along. Where one runs during the imports, lanes are started as ever; so is one that takes the
 place of a lane that died.
 """
 
@@ -47,7 +47,7 @@ brought_torch: list[Path] | None = None
 
 
 class ForkedLane:
-    """A child of this process; what it reads and writes are two pipes, as of a program that was started.
+    """A child of this process; it reads and writes through two pipes, as a started program does.
 
     Args:
         others: lanes so far, whose ends of pipes it must not hold: an end of a stream is seen when its last holder has
@@ -71,19 +71,19 @@ class ForkedLane:
         self.stdin, self.stdout = open(ours_out, "wb"), open(ours_in, "rb")  # noqa: SIM115  # execnet closes them
 
     def wait(self) -> int:
-        """As ``subprocess.Popen`` does."""
+        """Wait as ``subprocess.Popen`` does."""
         if self._status is None:
             self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self._status
 
     def kill(self) -> None:
-        """As ``subprocess.Popen`` does."""
+        """Kill as ``subprocess.Popen`` does."""
         if self._status is None:
             os.kill(self.pid, signal.SIGKILL)
 
 
 def _become_lane(theirs_in: int, theirs_out: int) -> int:
-    """Run what execnet writes to the interpreters that it starts, in a module of this process that is as empty."""
+    """Run the code that execnet writes to interpreters that it starts, in an equally empty module of this process."""
     for source, target in ((theirs_in, 0), (theirs_out, 1)):
         os.dup2(source, target)
         os.close(source)
@@ -131,8 +131,9 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None
 
 
 def import_tests(config: pytest.Config) -> None:
-    """Import modules of tests as a collection does, those that need torch last; what fails is told by the lanes, which
-    try it again."""
+    """Import modules of tests as a collection does, those that need torch last; lanes report a failure when they import
+    the module again.
+    """
     global brought_torch
     brought_torch = None if "torch" in sys.modules else []
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What a forked program does before its first line and after its last, as Python would (``program_server.py``)."""
+"""Setup and end of a forked program, as Python would do them (``program_server.py``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.ops.local import worker as local_worker
 
 from .warm_python import WarmProgram
 
-# Numbers of descriptors from here on are nobody's.
+# Numbers of descriptors from here on are free.
 _AWAY = 512
 
 
@@ -32,11 +32,11 @@ def become_program(
     """Run ``words`` in ``folder`` and return the exit status.
 
     Args:
-        executable: what the program is to see as ``sys.executable``.
-        descriptors: by the number that it is to have, what is handed over.
+        executable: the program's ``sys.executable``.
+        descriptors: the descriptors handed over, by their numbers in the program.
     """
     os.setsid()
-    # Out of the way first: what one has now may be the number that another is to have.
+    # Moved away first: a descriptor's present number may be another's future one.
     away = {number: fcntl.fcntl(has, fcntl.F_DUPFD_CLOEXEC, _AWAY) for number, has in descriptors.items()}
     for number, source in away.items():
         os.dup2(source, number)
@@ -49,7 +49,7 @@ def become_program(
 
 
 def _begin_anew(executable: str) -> None:
-    """Undo what the process of the tests has done to the interpreter."""
+    """Undo the changes that the process of the tests has made to the interpreter."""
     import structlog
 
     sys.executable = executable
@@ -71,7 +71,7 @@ def _begin_anew(executable: str) -> None:
 
 
 def forget_exit_handlers() -> None:
-    """What is to be done at the end of the process from which this one was forked is not to be done at its own."""
+    """Forget the exit handlers of the process from which this one was forked."""
     atexit._clear()
     atexit.register(logging.shutdown)
     atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
@@ -102,7 +102,7 @@ def _status_of(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> None:
-    """As ``python`` does with ``-m MODULE …`` and ``SCRIPT …``."""
+    """Run as ``python`` does with ``-m MODULE …`` and ``SCRIPT …``."""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if words[0] == "-m":

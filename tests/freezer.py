@@ -1,10 +1,10 @@
-"""Runs a command whose processes stand still at random moments, as those of a busy host do: `make test-frozen`.
+"""Run a command whose processes stand still at random moments, as those of a busy host do: `make test-frozen`.
 
     python -m tests.freezer --seed 3 -- make test
 
-A test that holds on any machine passes with that. What freezes is the kernel (cgroup v2), so no signal is seen and a
-process that a test has stopped stays stopped; but the clock goes on, and leases and deadlines with it. Processes that
-have just begun are frozen more often: what they do first is what others wait for, or do not. Needs Linux, and to be
+A test that holds on any machine passes with that. The kernel freezes them (cgroup v2), so no signal is seen and a
+process that a test has stopped stays stopped; but the clock runs, and leases and deadlines with it. Processes that
+have just begun are frozen more often: others wait for their first actions, or do not. Needs Linux, and to be
 root where the hierarchy belongs to root.
 """
 
@@ -21,11 +21,11 @@ import time
 from pathlib import Path
 
 LOOK_INTERVAL_S = 0.015
-# So many stand still at once, at most, and one of four. More is a slower machine, and not another order of events.
+# At most this many stand still at once, and one of four. More is a slower machine, and not another order of events.
 MAX_FROZEN, ONE_OF = 5, 4
 # Of those that begin, how many are frozen soon after; and when, at most.
 SHARE_OF_YOUNG, YOUNG_S = 0.5, 0.5
-# Squares of what is drawn: mostly short, sometimes as long as this.
+# Squares of the draws: mostly short, sometimes as long as this.
 MAX_FREEZE_S = 1.0
 
 
@@ -34,7 +34,7 @@ class Freezer:
 
     Args:
         root: a new folder of a cgroup v2 hierarchy.
-        seed: of what is drawn. Who there is to draw from differs from run to run.
+        seed: of the draws. The processes to draw from differ from run to run.
 
     Attributes:
         num_freezes: so far.
@@ -78,7 +78,7 @@ class Freezer:
             self.num_freezes += 1
 
     def close(self) -> None:
-        """Thaw all; groups in which somebody lives on stay."""
+        """Thaw all; groups with a living process stay."""
         (self._still / "cgroup.freeze").write_text("0")
         for group in (self.running, self._still, self._root):
             with contextlib.suppress(OSError):
@@ -98,7 +98,7 @@ def _move(pid: int, group: Path) -> bool:
 
 
 def hierarchy() -> Path | None:
-    """Where groups of processes can be made and frozen; None if nowhere."""
+    """Return the hierarchy in which groups of processes can be made and frozen; None without one."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, place, kind, *_ = line.split()
         if kind == "cgroup2" and _can_freeze(Path(place)):

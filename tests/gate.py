@@ -1,4 +1,4 @@
-"""How far requests may come while a test does something to their engines."""
+"""The gate limits the progress of requests while a test does something to their engines."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# As `fork_server.py` beside this has it, which is a program.
+# As in `fork_server.py` next to this file, which is a program.
 _VARIABLE = "PENSTOCK_TEST_GATE"
 
 
 class Gate:
-    """Read by the engine cores of a test (``tests/fork_server.py``); open until it is told otherwise.
+    """Limit that the engine cores of a test read (``tests/fork_server.py``); open until a test closes it.
 
-    A request that is held stays with its engine, which goes on with others and answers whoever asks.
+    A request that is held stays with its engine, which continues with others and answers every question.
 
     Args:
         folder: of its file.
@@ -48,7 +48,7 @@ class Gate:
         return self._path.with_name(f"{self._path.name}.flying-{core_pid}").exists()
 
     def let_end(self, num_requests: int) -> None:
-        """Let so many requests end from now on, and a few more if they do in one step; each core counts its own."""
+        """Let this many requests end from now on, and a few more if they do in one step; each core counts its own."""
         self._write(f"inf {num_requests} 0")
 
     def open(self) -> None:

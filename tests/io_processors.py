@@ -10,7 +10,7 @@ from penstock.producer import IOProcessor, PoolingParams, PoolingRequestOutput
 
 
 class Nearest(IOProcessor):
-    """Which of several names a thing is nearest to: ``{"thing": ..., "names": [...]}``."""
+    """I/O processor that ranks the names nearest to a thing: ``{"thing": ..., "names": [...]}``."""
 
     name = "nearest"
 
@@ -39,7 +39,7 @@ class Nearest(IOProcessor):
 
 
 class Broken(IOProcessor):
-    """Does what its data says, wherever that is wrong: ``{"how": "method:what"}``."""
+    """I/O processor that fails as its data says, at any method: ``{"how": "method:fault"}``."""
 
     name = "broken"
 

@@ -1,8 +1,8 @@
-"""In which order the tests of a run go to its lanes, the processes that share them.
+"""The order in which the tests of a run go to its lanes, the processes that share them.
 
-A file is a lane's own, so that what its tests share is made once; several files are one if they name one group. What
-mostly computes and what mostly waits (for starts, for deaths to be noticed) come in turns, so that processors have
-something to do while others wait, and what takes longest comes first. `make test-cost` tells what that is.
+A file is a lane's own, so that things that its tests share are made once; several files are one if they name one group.
+Files that mostly compute and files that mostly wait (for starts, for deaths to be noticed) come in turns, so that
+processors have something to do while others wait, and the longest files come first. `make test-cost` shows them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _place_of(paths: set[Path]) -> tuple[int, str]:
 
 
 def place(path: Path) -> tuple[int, str]:
-    """Which kind of file it is: 0 for the longest, 1 for what computes, 2 for what waits, 3 for what is quick."""
+    """Return the kind of file: 0 for the longest, 1 for computing files, 2 for waiting files, 3 for quick files."""
     name = path.relative_to(TESTS).as_posix()
     if name in LONGEST:
         return 0, f"{LONGEST.index(name):02}"

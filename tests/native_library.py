@@ -12,7 +12,7 @@ from penstock.kernels import native
 
 @contextmanager
 def native_as_before() -> Iterator[None]:
-    """Whatever is loaded or unloaded within, the next test finds what was in use before."""
+    """Restore the loaded library for the next test, whatever is loaded or unloaded within."""
     was_loaded = native.is_loaded()
     try:
         yield

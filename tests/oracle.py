@@ -1,4 +1,4 @@
-"""A drafter that knows what a request will say, and says it with mistakes."""
+"""A drafter that knows the output of a request, and proposes it with mistakes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.worker.engine.scheduling.request import Request
 
 
 class Oracle:
-    """What drafts for each request: of the tokens that it will say, each is right with a probability of ``share``.
+    """Drafter of each request's known output: each token is right with a probability of ``share``.
 
     Args:
         outputs: by request_id, all its output tokens.
@@ -23,7 +23,7 @@ class Oracle:
         self._rng = random.Random(seed)
 
     def __call__(self, request: Request) -> list[Drafter]:
-        """As ``drafter.make_drafters``."""
+        """Draft as ``drafter.make_drafters`` does."""
         return [self]
 
     def draft(self, request: Request, room: int) -> list[int]:

@@ -34,7 +34,7 @@ class ReceivedSpan:
 
 
 class OtlpReceiver:
-    """Keeps what it is sent, while the ``with`` block lasts. It may be told to hang, or to refuse."""
+    """Receiver that keeps all spans while the ``with`` block lasts. A test may make it hang, or refuse."""
 
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []
@@ -53,7 +53,7 @@ class OtlpReceiver:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def hang(self) -> None:
-        """Answer nobody, until the end."""
+        """Answer no request, until the end."""
         self._lets_pass.clear()
 
     def refuse(self) -> None:
@@ -64,13 +64,13 @@ class OtlpReceiver:
         self._is_refusing = False
 
     def wait(self, is_there: Callable[[], object]) -> None:
-        """Return once something holds of what has come. Raises ``TimeoutError`` if it does not come to that."""
+        """Return once a condition holds for the received spans. Raises ``TimeoutError`` if it never does."""
         with self._came:
             if not self._came.wait_for(is_there, TIMEOUT_S):
                 raise TimeoutError(f"there are but {[span.name for span in self.spans]}")
 
     def trace(self, trace_id: str) -> list[ReceivedSpan]:
-        """What has come of a trace, in the order in which it began."""
+        """Return the spans of a trace, in the order in which they began."""
         with self._came:
             return sorted((span for span in self.spans if span.trace_id == trace_id), key=lambda span: span.started_ns)
 
@@ -127,7 +127,7 @@ class OtlpReceiver:
 def _await_exporters() -> None:
     """Wait for providers of this process that were closed and have spans yet to send.
 
-    Each tries again with a delay that it draws from ``random``: beside the next test, in which hypothesis watches that.
+    Each tries again with a delay that it draws from ``random``: during the next test, in which hypothesis watches that.
     """
     for thread in threading.enumerate():
         if thread.name == CLOSING_THREAD:
@@ -168,7 +168,7 @@ def _value(value: Any) -> Any:
 
 
 def picture(spans: Sequence[ReceivedSpan], width: int = 48) -> str:
-    """Draw a trace: a line for each span below its parent, with its time and what it links to."""
+    """Draw a trace: a line for each span below its parent, with its time and its links."""
     start, end = min(span.started_ns for span in spans), max(span.ended_ns for span in spans)
     ids = {span.span_id for span in spans}
     scale = width / max(1, end - start)

@@ -48,13 +48,13 @@ def kill_at_once(pids: Iterable[int]) -> None:
 
 
 def resume(processes: Iterable[psutil.Process]) -> None:
-    """Let them go on, but for those that somebody has killed meanwhile."""
+    """Resume the processes, except those that were killed meanwhile."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()
 
 
 def listening_at(pid: int) -> set[str]:
-    """Where a process listens for connections of TCP, each as HOST:PORT."""
+    """Return the addresses at which a process listens for TCP connections, each as HOST:PORT."""
     sockets = psutil.Process(pid).net_connections(kind="tcp")
     return {f"{one.laddr.ip}:{one.laddr.port}" for one in sockets if one.status == psutil.CONN_LISTEN}

@@ -38,7 +38,7 @@ class Tired(LogitsProcessor):
 
 
 class Broken(LogitsProcessor):
-    """Fails at the third token, in the way that it is told to."""
+    """Processor that fails at the third token, in the given way."""
 
     name = "broken"
 

@@ -1,6 +1,6 @@
 """The processes from which the programs of tests are forked, for all lanes (``warm_python.py`` asks them).
 
-Each is forked before anything is imported, and imports what its programs are made of while the lanes' parent imports
+Each is forked before anything is imported, and imports the modules of its programs while the lanes' parent imports
 the tests. A fork, and the end of its child, cost by the memory that both share: without the tests it is two thirds of
 that, and without torch, which neither supervisors nor gateways need, a ninth.
 """
@@ -29,7 +29,7 @@ from penstock.worker.processes.forking import be_child
 from .forked_program import become_program
 from .warm_python import LIGHT_PYTHON_VARIABLE, WARM_PYTHON_VARIABLE, address_in, write_script
 
-# Standard streams, and what is inherited beside them.
+# Standard streams, and the other inherited descriptors.
 _MAX_DESCRIPTORS = 64
 _READ_BYTES = 1 << 16
 
@@ -43,7 +43,7 @@ _LEFT_OUT = ("ops/lab/bench/peers", "worker/fleet")
 
 @dataclass(eq=False)
 class _Asking:
-    """Who asks for a program, and that program once it is there."""
+    """A client that asks for a program, and that program once it runs."""
 
     socket: socket.socket
     request: bytearray = field(default_factory=bytearray)
@@ -53,10 +53,10 @@ class _Asking:
     pidfd: int = -1
 
     def read(self) -> bool:
-        """Read on in the request; whether it is whole.
+        """Read on in the request; return whether it is whole.
 
         Raises:
-            EOFError: nobody asks any more.
+            EOFError: no client asks any more.
         """
         if self.size is None:
             data, self.descriptors, _, _ = socket.recv_fds(self.socket, 4, _MAX_DESCRIPTORS)
@@ -81,11 +81,11 @@ class _Asking:
 
 
 class ProgramServer:
-    """Forks programs, hands signals on to them, kills those for which nobody waits any more, tells how they ended.
+    """Server that forks programs, forwards signals to them, kills those without a client, and reports how they ended.
 
     Args:
         listener: a listening Unix stream socket.
-        lifeline: a descriptor whose end means that nobody will ask any more.
+        lifeline: a descriptor whose end means that no client will ask any more.
     """
 
     def __init__(self, listener: socket.socket, lifeline: int) -> None:
@@ -116,7 +116,7 @@ class ProgramServer:
         self._is_open = False
 
     def _hear(self, asking: _Asking) -> None:
-        """Read what is asked, and afterwards the numbers of signals."""
+        """Read the request, and afterwards the numbers of signals."""
         if asking not in self._asking:
             return  # its program has ended meanwhile
         try:
@@ -165,14 +165,14 @@ class ProgramServer:
         self._forget(asking)
 
     def _forget(self, asking: _Asking) -> None:
-        with suppress(KeyError):  # nobody waits for it any more
+        with suppress(KeyError):  # no client waits for it any more
             self._selector.unregister(asking.socket)
         self._asking.discard(asking)
         asking.close()
 
 
 def _kill(pid: int) -> None:
-    """The program and what it has started; it has not been waited for, so the id is still its own."""
+    """Kill the program and its children; it has not been waited for, so the id is still its own."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -223,7 +223,7 @@ def _serve(listener: socket.socket, lifeline: int, parts: Sequence[str]) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in _modules(parts):
-            # What needs a library that is not here is told by the program that wants it.
+            # The program that needs a missing library reports it.
             with suppress(Exception):
                 importlib.import_module(name)
     gc.collect()
@@ -232,7 +232,7 @@ def _serve(listener: socket.socket, lifeline: int, parts: Sequence[str]) -> int:
 
 
 def _modules(parts: Sequence[str]) -> Iterator[str]:
-    """Of our own, in these folders, what may be imported and is not run."""
+    """Return our modules in these folders that may be imported and are not programs."""
     left_out = [_SOURCES / name for name in _LEFT_OUT]
     for part in parts:
         for path in sorted((_SOURCES / part).rglob("*.py")):

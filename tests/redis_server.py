@@ -1,4 +1,4 @@
-"""A Redis that a test can stop, kill and start again with what it has kept."""
+"""A Redis that a test can stop, kill and start again with its saved data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import redis
 from penstock.shared.redis_access.embedded import find_redis_server
 from penstock.shared.redis_access.rights import RedisVersion
 
-# Of what takes no time on a quiet machine.
+# Deadline for steps that take no time on a quiet machine.
 DEADLINE_S = 120.0
 
 
@@ -41,9 +41,9 @@ class RedisServer:
         return next(self._folder.glob("appendonlydir/*.incr.aof"), self._folder / "appendonly.aof")
 
     def start(self, *options: str) -> None:
-        """Start the server, or start it again with what it has kept; does not wait for it. The last option counts."""
+        """Start the server, or start it again with its saved data; does not wait for it. The last option counts."""
         command = [self._program, "--port", "0", "--unixsocket", str(self._folder / "redis.sock")]
-        # fsync at every write: what a client has seen is on the disk, so that the engine's next append fits.
+        # fsync at every write: everything that a client has seen is on the disk, so that the engine's next append fits.
         command += ["--save", "", "--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always"]
         self._process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
 
@@ -80,7 +80,7 @@ class RedisServer:
             return client.execute_command(*command)
 
     def send(self, number: signal.Signals) -> None:
-        """Returns when one that is told to stop has stopped, and does what it was told before no more."""
+        """Send a signal; return once a stopped server has stopped, and has finished its earlier commands."""
         assert self._process is not None
         self._process.send_signal(number)
         if number is signal.SIGSTOP:

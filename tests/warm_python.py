@@ -1,13 +1,13 @@
-"""A Python whose imports are done: programs that the tests start are forked from a process that has what they need.
+"""A Python with its imports done: programs that the tests start are forked from a process that has their modules.
 
 A program that imports torch and transformers computes for 4 to 5 seconds before its first line. In ``make test`` one
-process imports all of that once, and waits for programs at a socket (``program_server.py``). What tests start instead
-of ``sys.executable`` is a script that hands over its command line, folder, environment and descriptors, and ends as
+process imports all of that once, and waits for programs at a socket (``program_server.py``). Tests start, instead
+of ``sys.executable``, a script that hands over its command line, folder, environment and descriptors, and ends as
 the program does. Whoever kills it kills the program and its group.
 
-It is for tests of what a program does, not of how it starts: modules that it imports are there, whatever its
-environment says, and no module of ours may do at its import what the program needs done. Each program is started in the
-ordinary way by one test as well.
+It is for tests of a program's work, not of its start: modules that it imports are there, whatever its
+environment says, and no module of ours may at its import prepare anything for the program. Each program is started in
+the ordinary way by one test as well.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ os._exit(status)
 
 
 class WarmProgram:
-    """A program that is forked as those of the script are, with no script between: as ``subprocess.Popen``, of what
-    starts with ``sys.executable``. Its process id is its own, so it can be stopped, killed and looked at.
+    """A program that is forked as those of the script are, with no script between: as ``subprocess.Popen``, of commands
+    that start with ``sys.executable``. Its process id is its own, so it can be stopped, killed and looked at.
 
     Args:
         stdout: a file, or ``PIPE`` for ``stdout`` of text.
@@ -114,7 +114,7 @@ class WarmProgram:
 
 
 def write_script(folder: Path) -> Path:
-    """Write what is started in the place of ``sys.executable``; ``address_in(folder)`` is where it asks."""
+    """Write the script that replaces ``sys.executable``; ``address_in(folder)`` is the server's address."""
     script = folder / "python"
     script.write_text(_SCRIPT.format(python=sys.executable, address=str(address_in(folder))))
     script.chmod(0o700)

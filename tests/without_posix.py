@@ -43,7 +43,7 @@ class NoPosix:
 
 
 def remove_posix() -> None:
-    """Take the modules and names away from what is imported next."""
+    """Remove the modules and names for all later imports."""
     for library in LIBRARIES:
         importlib.import_module(library)
     # The event loop of Linux makes such a pair for itself.

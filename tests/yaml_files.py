@@ -12,10 +12,10 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load_yaml(text: str) -> Any:
-    """What one document says."""
+    """Return the content of one document."""
     return yaml.load(text, _LOADER)
 
 
 def load_yaml_all(text: str) -> list[Any]:
-    """What each document of a stream says."""
+    """Return the content of each document of a stream."""
     return [*yaml.load_all(text, _LOADER)]

@@ -384,7 +384,7 @@ _ANSWERS: list[UtilityAnswer] = [
     LoraList([3, 7]),
     WeightsReloaded(path="/models/new", version="v2", former_version="v1", load_time_s=1.5),
 ]
-# What a core on a GPU says in any case.
+# Fields that a core on a GPU always sends.
 OF_A_GPU: dict[str, Any] = {
     "model_folder": "/m",
     "architecture": "LlamaForCausalLM",
@@ -627,7 +627,7 @@ SAMPLES += [
 
 
 def main() -> None:
-    """Write what is new; what is recorded stays as it is."""
+    """Append new messages; recorded ones stay unchanged."""
     recorded = json.loads(PATH.read_text()) if PATH.exists() else []
     names = {entry["name"] for entry in recorded}
     for name, decode_as, message in SAMPLES:

@@ -1,4 +1,4 @@
-"""Record what a version leaves in Redis when its workers have gone: the keys of a model with a request in each state.
+"""Record the keys that a version leaves in Redis after its workers ended, with a request in each state.
 
 Run by hand with the code of that version on the path, and never again for it:
 ``PYTHONPATH=FOLDER python tests/compat/record_state.py URL tests/compat/state_VERSION.json``, where ``FOLDER/penstock``
@@ -54,7 +54,7 @@ async def claim_and_append(broker: Broker, request_id: str) -> int:
 
 
 async def leave_all(broker: Broker) -> None:
-    """One request in each state that outlives a worker; each is claimed while no other one waits."""
+    """Leave one request in each state that outlives a worker; each is claimed while no other one waits."""
     for name in ("ended", "parked", "held"):
         await enqueue(broker, name)
         epoch = await claim_and_append(broker, name)

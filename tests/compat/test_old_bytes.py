@@ -1,7 +1,7 @@
-"""Bytes written by earlier versions still decode to what they meant.
+"""Bytes written by earlier versions still decode to the same values.
 
 ``wire_v1.json`` holds, per message, the msgpack bytes (hex) as version 1 wrote them and the expected value. Fields may
-be appended with a default; a change that breaks one of these breaks requests that wait in somebody's Redis.
+be appended with a default; a change that breaks one of these breaks requests that wait in a user's Redis.
 To add messages (never to change old ones): ``python tests/compat/record.py``.
 """
 
@@ -72,7 +72,7 @@ def test_a_card_of_an_earlier_worker_still_decodes() -> None:
 
 
 def test_every_command_call_and_answer_is_recorded() -> None:
-    """Those travel between releases: a client may be older than the worker that it asks, or newer."""
+    """Commands and answers travel between releases: a client may be older or newer than the worker."""
     types = {entry["type"] for entry in RECORDED}
     for union in (EngineCommand, WorkerCommand):
         assert {kind.__name__ for kind in get_args(union)} - types == set()
@@ -84,7 +84,7 @@ def test_every_command_call_and_answer_is_recorded() -> None:
 
 
 def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
-    """What goes to Redis carries its version itself; what only goes over the pipe of one release need not."""
+    """Structs stored in Redis carry their version; those on the pipe of one release need not."""
     kinds = [
         EngineCoreRequest,
         Delta,

@@ -1,4 +1,4 @@
-"""What an earlier version left in Redis goes on with this one: its workers have gone, and this one's have begun.
+"""This version continues the requests that an earlier version left in Redis.
 
 ``state_VERSION.json`` has the keys of a model with a request in each state, as ``record_state.py`` wrote them with the
 code of that version. They are never changed: a script that cannot go on with them loses requests in an upgrade.
@@ -49,7 +49,7 @@ async def put(commands: CommandConnection, key: bytes, kind: str, value: Any, tt
 
 @pytest.fixture(params=RECORDED, ids=lambda path: path.stem)
 async def broker(request: pytest.FixtureRequest, commands: CommandConnection, namespace: str) -> Broker:
-    """Over a Redis that holds what was recorded, in a namespace of the test's own."""
+    """Broker over a Redis that holds the recorded keys, in a namespace of the test's own."""
     for state in json.loads(request.param.read_text()):
         key = state["key"].replace("recorded:", f"{namespace}:", 1).encode()
         await put(commands, key, state["kind"], state["value"], state["ttl_ms"])
@@ -57,7 +57,7 @@ async def broker(request: pytest.FixtureRequest, commands: CommandConnection, na
 
 
 async def claim_all(broker: Broker) -> dict[str, Claim]:
-    """Claim as a worker does: what a claim took that met something to be repaired is handed back, and claimed again.
+    """Claim as a worker does: a claim that needed a repair is returned, and claimed again.
 
     Rooms of engines of 0.1 are in no sum, so the first claim after the death of one makes the sums anew.
     """

@@ -1,4 +1,4 @@
-"""Rows of the Batch API through a deployment, from lines to what their callers get."""
+"""Rows of the Batch API through a deployment, from lines to their callers' results."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, shared_gate: Gate) -> I
 
 @pytest.fixture(scope="session")
 def files_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the gateway keeps the contents of files."""
+    """Folder in which the gateway keeps the contents of files."""
     return tmp_path_factory.mktemp("files")
 
 
@@ -54,11 +54,11 @@ def files_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gateway(
     deployment: LocalStack, files_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalGateway]:
-    """One `penstock gateway` on the shared deployment, shared by the tests of one process; it wants no API keys."""
+    """`penstock gateway` on the shared deployment, shared by the tests of one process; it needs no API keys."""
     log_path = tmp_path_factory.mktemp("gateway") / "gateway.log"
     # Who is cut off has to come back in time, on a busy machine too; who never does is waited for by the test.
     options = ["--reconnect-grace", "5", "--max-body-bytes", "200000", "--reasoning-parser", "qwen3"]
-    # However slow the machine is, what is refused is so by the status.
+    # However slow the machine is, a refusal comes from the status.
     options += ["--files-dir", str(files_dir), "--status-wait", "60"]
     with LocalGateway(deployment.url, options, log_path) as gateway:
         yield gateway

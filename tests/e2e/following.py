@@ -1,4 +1,4 @@
-"""Streams that are followed while engines are controlled, and what engines say of themselves."""
+"""Streams that are followed while engines are controlled, and the engines' own reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORT = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
 
 class Following:
-    """A stream that is read in the background, and what has come of it; it cannot end before ``check``."""
+    """A stream that is read in the background, and its deltas; it cannot end before ``check``."""
 
     def __init__(self, client: Client, gate: Gate) -> None:
         gate.hold_at(NUM_TOKENS - 1)

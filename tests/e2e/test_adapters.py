@@ -1,4 +1,6 @@
-"""The adapters of the demo through the whole stack: by name, beside the base, in batches and in lists of ``LLM``."""
+"""The adapters of the demo through the whole stack: by name, together with the base, in batches and in lists of
+``LLM``.
+"""
 
 from __future__ import annotations
 

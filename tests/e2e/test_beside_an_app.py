@@ -32,7 +32,7 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from this checkout and unpacked as pip would. Nobody changes it."""
+    """The wheel, built from this checkout and unpacked as pip would. No test changes it."""
     folder = tmp_path_factory.mktemp("installed")
     wheels, site = folder / "wheels", folder / "site"
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]

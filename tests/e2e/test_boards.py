@@ -31,7 +31,7 @@ needs_prometheus = pytest.mark.skipif(
     PROMETHEUS is None, reason="needs prometheus (Debian: apt-get install prometheus)"
 )
 
-# What vLLM's board asks, as of examples/observability/prometheus_grafana/grafana.json at 4b5c627.
+# The queries of vLLM's board, as of examples/observability/prometheus_grafana/grafana.json at 4b5c627.
 _IN = '{model_name="$model_name"}'
 _TIMES = ("e2e_request_latency_seconds", "inter_token_latency_seconds", "time_to_first_token_seconds")
 VLLMS = [
@@ -108,7 +108,7 @@ def _listening_port(pid: int) -> int:
 
 
 async def _values(http: httpx.AsyncClient, query: str) -> list[float]:
-    """What an expression of a board gives now.
+    """Return the current values of a board's expression.
 
     Raises: AssertionError: Prometheus cannot evaluate it.
     """

@@ -1,4 +1,4 @@
-"""What vLLM's clients have, from the real stack with the demo model."""
+"""Features of vLLM's clients, from the real stack with the demo model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def lines_of(log_path: Path, request_id: str) -> list[dict[str, Any]]:
 
 
 async def ends_in(log_path: Path, request_id: str) -> list[dict[str, Any]]:
-    """The lines that tell the end of a request, once there is one: the worker writes it beside the answer."""
+    """Return the log lines about the end of a request, once there is one: the worker writes it together with the
+    answer.
+    """
     async with asyncio.timeout(120):
         while not (ends := [one for one in lines_of(log_path, request_id) if one["event"] == "request_finished"]):
             await asyncio.sleep(0.02)
@@ -54,7 +56,7 @@ async def ends_in(log_path: Path, request_id: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def expected(deployment: LocalStack) -> list[int]:
-    """What ``LONG`` gives undisturbed."""
+    """The undisturbed answer to ``LONG``."""
     with LLM(deployment.url, model="demo") as llm:
         return list(llm.generate(PROMPT, LONG, progress=False)[0].outputs[0].token_ids)
 

@@ -33,7 +33,7 @@ ASLEEP = ["weights", "kv_cache"]
 
 @pytest.fixture(scope="module")
 def expected(deployment: LocalStack) -> list[int]:
-    """What ``LONG`` gives undisturbed."""
+    """The undisturbed answer to ``LONG``."""
     with LLM(deployment.url, model="demo") as llm:
         return list(llm.generate(PROMPT, LONG, progress=False)[0].outputs[0].token_ids)
 
@@ -129,7 +129,7 @@ async def test_calls_at_the_same_time_are_each_answered(awake: Client, gate: Gat
     calls = [awake.sleep(), awake.sleep(2), awake.wake_up(), awake.sleep(), awake.execute_dummy_batch()]
     results = await asyncio.gather(*calls, *(awake.sleep_state() for _ in range(20)), return_exceptions=True)
     for result in results:
-        # What was asked for in between may be impossible at that moment; nothing is left without an answer.
+        # A command in between may be impossible at that moment; every one gets an answer.
         causes = list(result.errors.values()) if isinstance(result, EngineCallError) else []
         assert isinstance(result, dict) or isinstance(causes[0], errors.EngineStateError)
     await awake.wake_up()
@@ -137,7 +137,7 @@ async def test_calls_at_the_same_time_are_each_answered(awake: Client, gate: Gat
 
 
 async def test_handling_of_repeated_late_and_undecodable_calls(deployment: LocalStack, client: Client) -> None:
-    """One that comes twice is one, a late one is not begun, one that cannot be read is answered."""
+    """A repeated call is run once, a late one is not begun, an undecodable one is answered."""
     (engine_id,) = await client.is_sleeping()
     commands = CommandConnection(deployment.url)
     calls = EngineCalls(commands, Keys().model("demo"))

@@ -59,7 +59,7 @@ async def test_a_paused_generation_resumes_after_its_last_token(client: Client, 
     num_before = deltas[-1].next_index
     assert num_before < NUM_TOKENS
     assert (await client.queue_stats()).num_returned == 1
-    # What was published when the pause came may still be on its way to us.
+    # Deltas published when the pause came may still be on their way to us.
     num_paused = -1
     while deltas[-1].next_index != num_paused:
         num_paused = deltas[-1].next_index
@@ -74,7 +74,7 @@ async def test_a_paused_generation_resumes_after_its_last_token(client: Client, 
 
 
 async def test_an_idle_worker_costs_redis_little(deployment: LocalStack, client: Client) -> None:
-    """Supervisor and worker process together; what scripts do inside Redis is not counted."""
+    """Supervisor and worker process are counted together; commands of scripts inside Redis are not."""
     await client.generate(PROMPT)
     calls: list[str] = []
     async with redis.asyncio.Redis.from_url(deployment.url) as connection, connection.monitor() as monitor:
@@ -91,7 +91,7 @@ async def test_an_idle_worker_costs_redis_little(deployment: LocalStack, client:
 
 
 async def test_the_small_tenant_does_not_wait_behind_the_large_one(client: Client, gate: Gate) -> None:
-    gate.let_end(100)  # else the flood might be over before anybody looks
+    gate.let_end(100)  # else the flood might be over before the test looks
     flood = await client.submit_many([PROMPT] * 400, SamplingParams(max_tokens=40, ignore_eos=True), tenant="large")
     small = await client.generate(PROMPT, SamplingParams(max_tokens=1), tenant="small")
     assert small.outputs[0].finish_reason == "length"

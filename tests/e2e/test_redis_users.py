@@ -1,6 +1,6 @@
 """Users of Redis with the rights that `penstock redis users` gives them may do what they need, and nothing else.
 
-That each process can do its part with them is tested with the compose file (``tests/e2e/deploy``).
+The tests of the compose file (``tests/e2e/deploy``) check that each process can do its part with them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ pytestmark = pytest.mark.xdist_group("redis_users")
 
 ROOT = Path(__file__).parents[2]
 KEYS = Keys()
-# What the tests of the broker look at themselves, which no process of ours does.
+# Commands of the broker's tests themselves, which no process of ours runs.
 OF_TESTS = ["+scan", "+keys", "+object", "+debug", "+config", "+script", "+client", "+xinfo", "+acl", "+flushdb"]
 
 
 class Users:
-    """A Redis on which nobody but these users may do anything, and what it denied them.
+    """A Redis on which only these users have rights, and the commands that it denied them.
 
     Args:
         secrets: the folder that `penstock redis users` has made.
@@ -62,7 +62,7 @@ class Users:
         return self._server.url.replace("unix://", f"unix://{login}@")
 
     def denied(self) -> list[dict[str, Any]]:
-        """What was denied since this was last asked."""
+        """Return the commands denied since the last call."""
         entries: Any = self.redis.acl_log(count=1000)
         self.redis.acl_log_reset()
         return [{name: entry[name] for name in ("username", "reason", "context", "object")} for entry in entries]
@@ -74,7 +74,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
     result = run_command("redis", "users", str(secrets), "--redis-version", acl_version())
     assert result.returncode == 0, result.stderr
     acl = secrets / "users.acl"
-    # One that may look at what was denied.
+    # A user that may read the denied commands.
     acl.write_text(f"{acl.read_text()}user judge on nopass ~* &* +@all\n")
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     server.start("--aclfile", str(acl), "--appendfsync", "everysec")
@@ -112,7 +112,7 @@ def test_the_contract_of_the_broker_holds_for_a_worker(users: Users) -> None:
 
 
 MODEL = KEYS.model("m")
-# What each kind of key is for: the command that a role is tried with, to read it, to change it and to remove it.
+# By kind of key: the command that a role is tried with, to read it, to change it and to remove it.
 STRING = (("GET",), ("SET", "x"), ("DEL",))
 HASH = (("HGETALL",), ("HSET", "f", "x"), ("HDEL", "f"), ("DEL",))
 SET = (("SMEMBERS",), ("SADD", "x"), ("DEL",))
@@ -124,7 +124,7 @@ STREAM = (
     ("DEL",),
 )
 ALL, READS, NOTHING = "all", "reads", "nothing"
-# By key: what clients, workers, gateways and jobs may do with it. Operators may do everything.
+# By key: the rights of clients, workers, gateways and jobs. Operators may do everything.
 REACH = {
     MODEL.request("r"): (HASH, ALL, ALL, ALL, ALL),
     KEYS.models(): (HASH, READS, ALL, READS, READS),
@@ -174,7 +174,7 @@ def is_permitted(client: redis.Redis, *command: str) -> bool:
     """Whether Redis puts it in line; nothing is run."""
     pipeline = client.pipeline(transaction=True)
     pipeline.execute_command(*command)
-    pipeline.execute_command("FLUSHALL")  # nobody may, so the transaction is thrown away
+    pipeline.execute_command("FLUSHALL")  # no user may, so the transaction is thrown away
     with pytest.raises(RedisError) as caught:
         pipeline.execute()
     return "FLUSHALL" in str(caught.value) or "flushall" in str(caught.value)
@@ -183,7 +183,7 @@ def is_permitted(client: redis.Redis, *command: str) -> bool:
 @pytest.mark.parametrize("database", [0, 3])
 @pytest.mark.parametrize("role", Role)
 def test_which_channels_a_role_may_use(users: Users, role: Role, database: int) -> None:
-    """Commands to supervisors are those of operators, whom workers hear. No role hears other namespaces."""
+    """Operators send commands to supervisors, and workers hear them. No role hears other namespaces."""
     models, workers = ({role}, {Role.WORKER, Role.OPERATOR})
     for channel, allowed in (
         (MODEL.wake, models),
@@ -257,7 +257,7 @@ async def test_an_app_asks_for_webhooks_and_acts_without_reading_secrets(users: 
             with pytest.raises(ValidationError, match="tenant 'new' has no webhook secret"):
                 await client.submit("hi", tenant="new", webhook_url="https://example.org/")
         assert {entry.action for entry in await Audit(operator, KEYS).read(limit=2)} == {"queue.resume", "queue.pause"}
-        # Redis 6.2 lets nobody name a connection.
+        # Redis 6.2 lets no user name a connection.
         assert [entry for entry in users.denied() if not entry["object"].startswith("client")] == []
     finally:
         await operator.close()

@@ -16,7 +16,7 @@ NUM = 6
 
 
 async def test_a_scenario_is_run_by_real_engines(deployment: LocalStack) -> None:
-    """Requests that are there at once, longer than the scenario takes: what is noted of them is in order."""
+    """The requests come all at once, and last longer than the scenario: their records are in order."""
     group = Tenants(
         name="recorded", number=2, at_start=NUM, prompt=Fixed(tokens=20), output=Fixed(tokens=5), knows_length=True
     )

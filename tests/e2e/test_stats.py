@@ -1,4 +1,4 @@
-"""What a request took and what an engine has done, as callers see it."""
+"""Figures of requests and engines, as callers see them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def engine_stats(client: Client) -> EngineStats:
 
 
 async def told(client: Client, is_enough: Callable[[EngineStats], bool]) -> EngineStats:
-    """The engine's figures once a heartbeat has them so. What ran before a test may be counted during it, too."""
+    """Return the engine's figures once a heartbeat has them. Requests before a test may be counted during it, too."""
     async with asyncio.timeout(120):
         while not is_enough(stats := await engine_stats(client)):
             await asyncio.sleep(0.05)

@@ -33,7 +33,7 @@ async def each(*chunks: Any) -> AsyncIterator[Any]:
 
 
 def segments(deltas: Sequence[Delta]) -> list[list[int]]:
-    """The output tokens of each segment, with a check of what every such stream keeps to."""
+    """Return the output tokens of each segment, and check the rules of every such stream."""
     assert [delta.index for delta in deltas[1:]] == [delta.next_index for delta in deltas[:-1]]
     assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
     ends = [end for delta in deltas for end in delta.segment_ends]
@@ -53,7 +53,9 @@ def seeded(params: SamplingParams, number: int) -> SamplingParams:
 async def one_by_one(
     client: Client, params: SamplingParams, chunks: list[list[int]], own: dict[int, SamplingParams] | None = None
 ) -> list[list[int]]:
-    """What plain requests give, each of which has all before it as its prompt; some have parameters of their own."""
+    """Return the answers of plain requests, each with the whole conversation as its prompt; some have parameters of
+    their own.
+    """
     prompt: list[int] = []
     answers = []
     for number, chunk in enumerate(chunks):

@@ -149,7 +149,7 @@ async def test_unsampled_requests_have_no_spans_and_requests_without_a_trace_get
 
 
 def check_end(attempt: ReceivedSpan, answer: dict[str, Any]) -> None:
-    """What OpenTelemetry and vLLM call things, on the attempt that brought the request to its end."""
+    """Check the names of OpenTelemetry and vLLM on the attempt that brought the request to its end."""
     attributes = attempt.attributes
     assert attributes["gen_ai.operation.name"] == "chat"
     assert (attributes["gen_ai.request.model"], attributes["gen_ai.response.model"]) == ("demo", "demo")
@@ -250,7 +250,7 @@ async def read_stream(gateway: LocalGateway, headers: dict[str, str]) -> tuple[i
 
 
 async def holder(stack: LocalStack, num_tokens: int) -> Any:
-    """The engine that has a request with so many tokens, as soon as its heartbeat names what lives."""
+    """Return the engine whose request has this many tokens, as soon as its heartbeat names a living process."""
     async with Client.connect(stack.url) as client, asyncio.timeout(60):
         while True:
             running = [one for one in await client.requests(RUNNING) if one.num_output_tokens >= num_tokens]

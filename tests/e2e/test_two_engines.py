@@ -51,7 +51,7 @@ def two_engines(tmp_path_factory: pytest.TempPathFactory, shared_gate: Gate) -> 
 
 @pytest.fixture(scope="module")
 def expected(two_engines: LocalStack) -> list[int]:
-    """What ``LONG`` gives undisturbed."""
+    """The undisturbed answer to ``LONG``."""
     with LLM(two_engines.url, model="demo") as llm:
         return list(llm.generate(PROMPT, LONG, progress=False)[0].outputs[0].token_ids)
 

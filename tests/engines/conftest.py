@@ -41,7 +41,7 @@ def vllm_python() -> str:
 
 
 def _installed_python() -> str:
-    """That of ``make engine-vllm``; ``make bench-peers`` alone installs a vLLM without what a core of ours needs."""
+    """Return the Python of ``make engine-vllm``; ``make bench-peers`` installs a vLLM without the needs of our core."""
     python = ROOT / ".bench-peers" / "vllm" / "bin" / "python"
     if not python.exists():
         return ""

@@ -18,7 +18,7 @@ POISON = {3: 0.125}
 
 
 class CoreGate:
-    """What a core knows of the gate; tokens are counted from when it was last set."""
+    """A core's view of the gate; it counts tokens from the last change of the gate on."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -57,7 +57,7 @@ def install_gate(path: str) -> None:
 
 if __name__ == "__main__":
     assert sys.argv[1] == "-m", sys.argv
-    # The folder of this file holds modules of the tests, which are nobody's here.
+    # The folder of this file holds modules of the tests, which this program does not use.
     sys.path[0] = ""
     if "PENSTOCK_TEST_GATE" in os.environ:
         install_gate(os.environ["PENSTOCK_TEST_GATE"])

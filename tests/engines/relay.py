@@ -1,4 +1,4 @@
-"""Between a worker and its server: passes bytes both ways, and holds what the server sends when it is told to."""
+"""A relay between a worker and its server: passes bytes both ways, and holds the server's bytes on request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Relay:
         self._loop.call_soon_threadsafe(self._set, num_bytes)
 
     def drop(self) -> None:
-        """Close the connections that are held, and hold no others: what the server had sent ahead is lost."""
+        """Close the held connections, and hold no others: bytes that the server had sent ahead are lost."""
         self._loop.call_soon_threadsafe(self._set, None, True)
 
     def _set(self, num_bytes: int | None, is_dropping: bool = False) -> None:

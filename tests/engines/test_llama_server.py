@@ -31,10 +31,10 @@ from .relay import Relay
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("llama-server")]
 PROMPTS = ("count from four to nine:", "what is seven plus eight?")
 LONG = 60
-# Some twenty of a stream's tokens; what is not streamed, a server's health for one, is shorter.
+# Some twenty of a stream's tokens; replies without a stream, as a server's health, are shorter.
 HELD_BYTES = 6_000
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
-# By name, our parameters and what llama-server itself is asked.
+# By name, our parameters and those of llama-server itself.
 ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "greedy": ({}, {}),
     "penalties": (
@@ -46,7 +46,7 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 class Deployment:
-    """The worker, its server's address, and what stands between them."""
+    """The worker, its server's address, and the relay between them."""
 
     def __init__(self, stack: LocalStack, relay: Relay, server_url: str) -> None:
         self.stack = stack
@@ -78,7 +78,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     port = free_port()
     relay = Relay(port)
     command = [program, "-m", str(path), "--host", "127.0.0.1", "--port", str(port), "-t", "1", "-tb", "1"]
-    # In float32 throughout, as ours is: else what is close to a tie would go either way.
+    # In float32 throughout, as ours is: else near ties would go either way.
     command += ["--parallel", "4", "--no-kv-unified", "-c", "8192", "-ctk", "f32", "-ctv", "f32", "-fa", "off"]
     options = ["--engine", "http", "--engine-url", f"http://127.0.0.1:{relay.port}", "--served-model-name", "demo"]
     try:

@@ -25,7 +25,7 @@ from ..gate import Gate
 PROMPTS = ("count from four to nine:", "what is seven plus eight?")
 LONG = 60
 REGEX = "[a-z]{3} [0-9]{12}x"
-# By name, with what vLLM itself is asked.
+# By name, with the parameters of vLLM itself.
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "seed": 7},
@@ -40,7 +40,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0.0, "logprobs": 3},
     "structured": {"temperature": 0.0, "structured_outputs": {"regex": REGEX}},
 }
-# By name of what is asked, one for each prompt.
+# By name of the parameters, one for each prompt.
 Answers = dict[str, list[dict[str, Any]]]
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def codec() -> TextCodec:
 def own_answers(
     vllm_python: str, codec: TextCodec, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[dict[str, Any]]]:
-    """What vLLM makes of the prompts by itself: by name of what is asked, one answer for each prompt."""
+    """Return vLLM's own answers: by name of the parameters, one answer for each prompt."""
     requests = [
         (codec.encode(prompt), {"max_tokens": LONG, "ignore_eos": "structured_outputs" not in values, **values})
         for values in ASKED.values()
@@ -138,7 +138,7 @@ async def test_an_abort_frees_the_engine(client: Client, gate: Gate) -> None:
 
 
 async def _until_running(client: Client, number: int) -> None:
-    """As the engine's heartbeats tell it, which may be a second old."""
+    """Wait for the engine's heartbeats to show running requests; they may be a second old."""
     async with asyncio.timeout(60):
         while (await client.engines())[0].num_running_reqs != number:
             await asyncio.sleep(0.05)
@@ -201,7 +201,7 @@ async def test_requests_of_a_killed_core_are_resumed(client: Client, vllm_stack:
     await asyncio.wait_for(asyncio.gather(*(one.task for one in followed)), 300)
     for one, answer in zip(followed, whole, strict=False):
         one.check(answer.token_ids, answer.text)
-    # What was drawn at random goes on with other tokens: all that is promised is that there are as many.
+    # A random draw continues with other tokens: only their number is promised.
     seeded = followed[2]
     seeded.check([t for d in seeded.deltas for t in d.token_ids], "".join(delta.text for delta in seeded.deltas))
     assert seeded.deltas[-1].next_index == LONG

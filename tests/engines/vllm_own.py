@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (vLLM is installed in an environment of its own.)
-"""Runs in vLLM's interpreter: what vLLM's own front end makes of prompts, as JSON. Knows nothing of Penstock."""
+"""Program for vLLM's interpreter: the answers of vLLM's own front end, as JSON. Knows nothing of Penstock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import sys
 
 
 def main() -> None:
-    """Read ``{"model": ..., "requests": [[prompt_token_ids, params], ...]}``; write the tokens, or what was asked."""
+    """Read ``{"model": ..., "requests": [[prompt_token_ids, params], ...]}``; write the tokens, or the requested
+    outputs.
+    """
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_OMP_THREADS_BIND="nobind",

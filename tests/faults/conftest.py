@@ -28,12 +28,12 @@ _MAX_CHARS_OF_LINE = 1000
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """What fails once in many runs is to tell then what its workers have logged: their folder goes with them."""
+    """Add the workers' logs to the report of a rare failure: their folder is removed with them."""
     report: Any = yield
     if call.when == "call" and report.failed:
         for stack in item.stash.get(_STACKS, []):
             for worker in stack.workers[:1]:  # all write one file
-                # Every few seconds, as long as a test waits: they would be all that is told.
+                # Every few seconds, as long as a test waits: they would fill the report.
                 lines = [line for line in worker.log.splitlines() if '"engine_stats"' not in line][-_NUM_LINES_TOLD:]
                 text = "\n".join(line[:_MAX_CHARS_OF_LINE] for line in lines)
                 report.sections.append(("the last lines of its workers", text))
@@ -67,7 +67,7 @@ def trio(tmp_path: Path) -> Iterator[SentinelTrio]:
 
 @pytest.fixture
 def start_faulty(start: Start, tmp_path: Path) -> Start:
-    """As ``start``, with the model whose prompts set off faults; keywords are those of ``make_faulty_model``."""
+    """Factory like ``start``, with the model whose prompts set off faults; takes keywords of ``make_faulty_model``."""
 
     async def start_faulty(num_workers: int, *options: str, **faults: float) -> LocalStack:
         model = await asyncio.to_thread(make_faulty_model, tmp_path / "faulty", **faults)

@@ -1,6 +1,6 @@
 """The demo model with faults that a prompt sets off, loaded through transformers like any model with code of its own.
 
-A prompt that holds one of the signs below makes each forward pass that computes it do what the sign says. The model
+A prompt that holds one of the signs below makes each forward pass that computes it show the sign's fault. The model
 never outputs one of them. A sign is three equal tokens: two of them side by side set it off, once in a pass, which
 nothing but these prompts has, and a batch that is cut in pieces keeps two of three together.
 """
@@ -62,7 +62,7 @@ def make_faulty_model(folder: Path, *, step_delay_s: float = 0.0, gil_s: float =
     """Write the model into ``folder`` and return it; to be served with ``--trust-remote-code``.
 
     Args:
-        step_delay_s: what each step takes longer, so that a test can act between two tokens.
+        step_delay_s: additional time of each step, so that a test can act between two tokens.
         gil_s: how long ``HOLD_GIL`` holds it, and ``BUSY_THREAD`` computes.
     """
     shutil.copytree(MODEL, folder, dirs_exist_ok=True)

@@ -25,7 +25,7 @@ NUMBERS = range(100, 170)
 
 
 class Command:
-    """Starts of one `penstock batch run`, each a process of its own; and what they have done so far."""
+    """Starts of one `penstock batch run`, each a process of its own, and their progress so far."""
 
     def __init__(self, folder: Path, stack: LocalStack, processes: ExitStack) -> None:
         self.output = folder / "out.jsonl"
@@ -44,7 +44,7 @@ class Command:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                # What a shell starts in its background ignores SIGINT, and so would this program, its heir.
+                # A shell's background commands ignore SIGINT, and so would this program, its heir.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         )
@@ -52,11 +52,11 @@ class Command:
         return process
 
     def journals(self) -> list[int]:
-        """How many lines each runner has written, the first runner first."""
+        """Return the number of lines that each runner has written, the first runner first."""
         return [path.read_bytes().count(b"\n") for path in sorted(self._files.glob("work/*/rows-*"))]
 
     async def has_done(self, num_rows: int, runner: int) -> None:
-        """Wait until a runner, counted from 0, has done so many rows."""
+        """Wait until a runner, counted from 0, has done this many rows."""
 
         def has() -> bool:
             journals = self.journals()
@@ -95,7 +95,7 @@ def command(tmp_path: Path) -> Iterator[Callable[[LocalStack, str], Command]]:
 
 
 async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit status and what was said on standard error."""
+    """Return exit status and standard error."""
     async with asyncio.timeout(100):
         _, printed = await asyncio.to_thread(process.communicate)
     return process.returncode, printed

@@ -37,7 +37,7 @@ def test_chaos(tmp_path: Path) -> None:
 def test_chaos_with_ranks(tmp_path: Path) -> None:
     """The seed is one whose first victim is a rank. All of it is started as it is by `make chaos`."""
     ranks = ("--tensor-parallel-size", "2", "--engines", "2")
-    # Two engines die of what three others would share; no request is to be delivered too often.
+    # Two engines die of requests that three others would share; no request may be delivered too often.
     report = run_chaos(tmp_path, 40, 12, *ranks, "--seed", "2", interval_tokens=200)
     assert report["events"]["kill rank"] >= 1
 
@@ -55,7 +55,7 @@ def test_chaos_with_sentinels(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("warm_python")
 def test_chaos_with_lost_data(tmp_path: Path) -> None:
-    """As above, of losses. Whether a detached request is under way then, which ends, is chance: the others go on."""
+    """Chance decides whether a detached request runs at a loss, which ends it; all others continue."""
     report = run_chaos(tmp_path, 40, 12, "--lose-data", "--seed", "5")
     assert report["events"]["lose data"] >= 1
 

@@ -164,7 +164,7 @@ async def test_a_killed_clients_requests_end_and_a_detached_one_does_not(start: 
     commands = CommandConnection(stack.url)
     broker = Broker(commands, Keys().model("demo"))
     async with asyncio.timeout(120):
-        while await broker.state("interactive") != "cancelled":  # nobody may listen to it, or it would go on
+        while await broker.state("interactive") != "cancelled":  # no one may listen to it, or it would continue
             await asyncio.sleep(0.05)
     await commands.close()
     gate.open()

@@ -1,4 +1,4 @@
-"""The model that the tests of faults use does what its prompts say, and no more of it."""
+"""The model that the tests of faults use does exactly the faults that its prompts name."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ..gate import Gate
 from .conftest import Start
 
 NUM_TOKENS = 80
-# One answer or three; a caller reads so many events, then loses its gateway.
+# One answer or three; a caller reads this many events, then loses its gateway.
 BODIES: list[dict[str, Any]] = [
     {
         "messages": [{"role": "user", "content": f"count from {word} to nine:"}],
@@ -33,7 +33,7 @@ BODIES: list[dict[str, Any]] = [
 
 
 class Reader:
-    """Reads one stream through whichever gateway there is, and goes on after its last event when that is gone."""
+    """Reader of one stream through any gateway; it continues after its last event when that gateway is gone."""
 
     def __init__(self, body: dict[str, Any], gateways: list[LocalGateway]) -> None:
         self._body = body
@@ -122,7 +122,7 @@ async def test_streams_resume_when_their_gateways_are_killed_and_restarted(
 
 
 async def undisturbed(gateway: LocalGateway, body: dict[str, Any]) -> list[str]:
-    """The answers to ``body`` that nobody disturbs."""
+    """Return the answers to ``body`` without a disturbance."""
     async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http:
         whole = {name: value for name, value in body.items() if not name.startswith("stream")}
         answer = (await http.post("/chat/completions", json=whole)).json()

@@ -1,4 +1,4 @@
-"""An engine that dies over an image: the next one sees what it saw."""
+"""An engine that dies over an image: the next one gets the same image."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shown(*seeds: int) -> list[dict[str, Any]]:
 
 
 def last_pid_of(beat: EngineHeartbeat) -> int:
-    """Of the engine core, or of its last rank."""
+    """Return the process id of the engine core, or of its last rank."""
     assert beat.setup is not None
     return beat.core_pid if beat.setup.ranks is None else beat.setup.ranks.pids[-1]
 

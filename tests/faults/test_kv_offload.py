@@ -1,4 +1,4 @@
-"""What an engine that was killed had computed is read by the one that goes on."""
+"""The next engine reads the blocks that a killed engine had computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .watching import beating, busiest, finish, start_streams, until
 
 @pytest.mark.parametrize("role", ["core", "worker"])
 async def test_offloaded_generations_are_loaded_and_resume(start: Start, gate: Gate, role: str, tmp_path: Path) -> None:
-    """kill -9 in the middle: callers see the same tokens, and most of what they had is not computed again."""
+    """kill -9 in the middle: callers see the same tokens, and most of the earlier blocks are not computed again."""
     folder = tmp_path / "kept"
     stack = await start(1, "--deterministic", "--kv-offload-dir", str(folder))
     async with Client.connect(stack.url) as client:

@@ -57,7 +57,7 @@ async def test_poison_is_parked_and_its_neighbours_are_served(start_faulty: Star
 async def await_parking(
     client: Client, stack: LocalStack, gate: Gate, sign: str, whole: CompletionOutput
 ) -> DeadRequest:
-    """Send a request that is poison beside six that are not, which have to see what ``whole`` says."""
+    """Send a poison request next to six healthy ones, whose answers must equal ``whole``."""
     gate.hold_at(NUM_TOKENS - 1)
     innocents = [Watched(client.stream(PROMPT, PARAMS)) for _ in range(6)]
     await all_under_way(innocents, 2)

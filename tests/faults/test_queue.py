@@ -1,4 +1,4 @@
-"""What stands in the queue, and how it stands there, outlives Redis, workers and clients."""
+"""The queue's entries and their order outlive Redis, workers and clients."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_requests_expire_while_no_engine_serves(start: Start) -> None:
         await asyncio.to_thread(stack.stop_worker)
         output = await client.generate(PROMPT, LONG, timeout_s=0.5)
         assert (output.text, output.outputs[0].finish_reason) == ("", "expired")
-        # And one that nobody waits for, when there is a supervisor again.
+        # And one without a waiting caller, when there is a supervisor again.
         handle = await client.submit(PROMPT, LONG, timeout_s=0.1)
         await asyncio.to_thread(stack.start_worker)
         assert (await handle.result()).outputs[0].finish_reason == "expired"

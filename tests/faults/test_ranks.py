@@ -108,7 +108,7 @@ async def test_generations_resume_when_a_rank_ends(
         await until(lambda: are_gone(team), what="what is left of the engine lives on")
         # The supervisor says so once the worker process has ended, which is after its core's processes are gone.
         assert words.format(pids_of(beat)[1]) in await log_with(stack, '"is_external": true')
-        # The one that follows it computes what it did.
+        # The next engine computes the same tokens.
         again = [Watched(client.stream(PROMPT, params)) for params in PARAMS]
         await finish(again, whole[: len(PARAMS)], gate)
 

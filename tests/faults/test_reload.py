@@ -1,4 +1,4 @@
-"""Other weights while requests run: none is lost, no token comes twice, and each tells what it is computed with."""
+"""Other weights while requests run: none is lost, no token comes twice, and each names the weights of its tokens."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_transformers(folder: Path, token_ids: list[int], num_tokens: int) -> list[int]:
-    """What follows ``token_ids``, greedily."""
+    """Return the greedy continuation of ``token_ids``."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     # As ``ignore_eos``: it ends nothing, and may come.
     model.generation_config.eos_token_id = None
@@ -78,7 +78,7 @@ async def test_a_rolling_reload_lets_running_requests_end_on_their_weights(
         changing = asyncio.create_task(
             client.reload_weights(str(other), version="two", drain_timeout_s=300, timeout_s=300)
         )
-        # Somebody serves meanwhile, whichever engine is changing.
+        # An engine serves meanwhile, whichever one is changing.
         meanwhile = await asyncio.gather(*(client.generate(PROMPT, SHORT) for _ in range(6)))
         assert not changing.done()
         gate.open()

@@ -1,4 +1,4 @@
-"""Redis forgets what it did lately, and an owner that it has forgotten lives on: its tokens are refused.
+"""Redis forgets its last writes, and an owner that it has forgotten lives on: its tokens are refused.
 
 Which owner is the right one only Redis can say, by the epoch of its claim. So an epoch that was given once must not be
 given again, whatever was lost: by a failover to a replica that was cut off, with the end of the append-only file, or
@@ -36,7 +36,7 @@ async def broker_of(server: RedisServer) -> AsyncIterator[Broker]:
 
 
 class Loss(Protocol):
-    """A way in which Redis loses what was written since ``begin``; ``take_over`` returns who serves afterwards."""
+    """A way in which Redis loses the writes since ``begin``; ``take_over`` returns the server afterwards."""
 
     redis: RedisServer
 
@@ -63,8 +63,8 @@ class Failover:
         self._replica.wait_until_ready()
 
     def begin(self) -> None:
-        assert self.redis.execute("WAIT", 1, 0) == 1  # it has what was written so far
-        self._replica.execute("REPLICAOF", "127.0.0.1", 1)  # and hears of nothing more: nobody is there
+        assert self.redis.execute("WAIT", 1, 0) == 1  # it has all writes so far
+        self._replica.execute("REPLICAOF", "127.0.0.1", 1)  # and gets no more: its connection is gone
 
     def take_over(self) -> RedisServer:
         self.redis.kill()

@@ -1,4 +1,4 @@
-"""A conversation goes on wherever it is when its engine dies: in the middle of a segment, or between two."""
+"""A conversation continues after its engine dies: in the middle of a segment, or between two."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ async def read_segment(conversation: Conversation, deltas: list[Delta]) -> None:
 
 
 async def kill_in_the_middle(url: str, role: str, outputs: list[list[Delta]]) -> None:
-    """kill -9 of what runs the segments, once one of them has made a few tokens; the gate lets none end before."""
+    """Kill -9 the process that runs the segments, once one has a few tokens; the gate lets none end before."""
     num_before = outputs[0][-1].next_index
     await until(lambda: any(deltas[-1].next_index > num_before + 5 for deltas in outputs), what="no segment starts")
     await kill(getattr(await busiest(url), f"{role}_pid"))
 
 
 async def kill(pid: int) -> None:
-    """kill -9, and wait for the end: who is still ending may be given what comes next, and be taken for alive."""
+    """Kill -9, and wait for the end: an ending process may get the next segment, and count as alive."""
     os.kill(pid, signal.SIGKILL)
     await until(lambda: not is_alive(pid), what="a killed process lives on")
 
@@ -56,7 +56,7 @@ async def undisturbed(client: Client, params: SamplingParams) -> list[Delta]:
 
 
 def told(deltas: list[Delta]) -> tuple:
-    """What a subscriber saw, with a check that indexes have no gap and no repeat."""
+    """Return the deltas that a subscriber saw, and check that indexes have no gap and no repeat."""
     indexes = [delta.index + i for delta in deltas for i in range(len(delta.token_ids))]
     assert indexes == list(range(NUM_TOKENS * len(CHUNKS)))
     assert [delta.finish_reason for delta in deltas if delta.finished] == ["length"]
@@ -83,7 +83,7 @@ async def test_conversations_outlive_every_engine_they_meet(start: Start, gate: 
                 await kill_in_the_middle(stack.url, "core" if number == 1 else "worker", outputs)
                 gate.open()
             await asyncio.gather(*reading)
-            if number == 0:  # nobody holds the requests now
+            if number == 0:  # no engine holds the requests now
                 await kill((await beating(stack.url, 2))[0].core_pid)
         for conversation, deltas in zip(pair, outputs, strict=True):
             await conversation.close_input()

@@ -1,4 +1,4 @@
-"""Dead, stalled and merely busy are told apart; a process that was stopped and wakes up can do no harm."""
+"""Dead, stalled and busy processes are distinguished; a process that was stopped and wakes up can do no harm."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from .watching import (
 STOP_S = 12.0
 # Longer than any lease and heartbeat lives, so that a core that cannot answer for so long is seen by all who look.
 GIL_S = 5.0
-# What a log says of an engine that was ended, or of what ended it.
+# Log lines about an engine that was ended, or about the reason.
 ENDS = ("core_stalled", "engine_lost", "engine_given_up", "supervisor_paused", "worker_process_paused")
-# Requests that are answered while the engine is kept busy, many times what it can hold at once.
+# Requests that are answered while the engine is kept busy, many times its capacity.
 SATURATION_REQS = 160
 
 
@@ -53,7 +53,7 @@ def ends_in(log: str) -> list[str]:
 
 
 async def test_a_paused_worker_that_wakes_after_its_requests_moved_is_refused(start: Start, gate: Gate) -> None:
-    """The stall timeout is long, so nobody kills the zombie: the server's refusals alone keep it out."""
+    """The stall timeout is long, so no supervisor kills the zombie: the server's refusals alone keep it out."""
     stack = await start(2, "--deterministic", "--stall-timeout", "100")
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate, 2)
@@ -122,7 +122,7 @@ asyncio.run(main())
 
 @asynccontextmanager
 async def running_client(url: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader]]:
-    """A client in a process of its own, and what it prints: all it sees of one request."""
+    """Start a client in a process of its own and return it with its output: all that it sees of one request."""
     command = (sys.executable, "-c", CLIENT, url, PROMPT, str(CLIENT_TOKENS))
     client = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert client.stdout is not None
@@ -163,9 +163,9 @@ async def test_a_core_that_is_stopped_is_replaced_within_the_stall_timeout(start
 
 
 async def test_no_false_alarm_at_saturation(start_faulty: Start) -> None:
-    """With a GIL that is not given back inside the core, and computing beside its steps, both for longer than leases.
+    """The core keeps the GIL, and computes next to its steps, both for longer than leases.
 
-    The stall timeout is many times that: what a core does in it is none of the watch's business, on any machine.
+    The stall timeout is many times that: within it a core may do anything, on any machine.
     """
     stack = await start_faulty(1, "--stall-timeout", "100", gil_s=GIL_S)
     params = SamplingParams(temperature=1.0, max_tokens=100, ignore_eos=True)
@@ -249,7 +249,7 @@ async def test_a_cancelled_request_leaves_its_engine_without_another_token(start
         await handle.cancel()
         await handle.cancel()
         await watched.task
-        # It is held at five tokens: what takes it out of the engine is the cancellation alone.
+        # It is held at five tokens: only the cancellation takes it out of the engine.
         while (await busiest(stack.url)).num_running_reqs:
             assert time.monotonic() < give_up_at
             await asyncio.sleep(0.05)
@@ -258,7 +258,7 @@ async def test_a_cancelled_request_leaves_its_engine_without_another_token(start
 
 
 async def test_nothing_is_left_when_supervisor_and_redis_are_both_killed(start: Start) -> None:
-    """Nobody would stop such a worker process, and it cannot hand back."""
+    """No process would stop such a worker process, and it cannot return its requests."""
     stack = await start(1)
     (beat,) = await beating(stack.url, 1)
     family = [psutil.Process(pid) for pid in (beat.worker_pid, beat.core_pid)]

@@ -1,4 +1,4 @@
-"""A worker ends in the middle of generations; the next one goes on after the last token that was delivered."""
+"""A worker ends in the middle of generations; the next one continues after the last token that was delivered."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stack(gate: Gate) -> Iterator[LocalStack]:
 
 
 async def terminate(stack: LocalStack) -> None:
-    """SIGTERM to the supervisor: a drain that is too short for what runs."""
+    """Send SIGTERM to the supervisor: the drain is too short for the running requests."""
     os.kill(stack.workers[0].pid, signal.SIGTERM)
 
 
@@ -81,7 +81,7 @@ async def collect(stream: AsyncIterator[Delta], into: list[Delta]) -> None:
 
 
 async def test_nothing_is_lost_when_drains_meet_a_burst(stack: LocalStack) -> None:
-    """Requests keep coming while workers leave: a wave claimed in the last moment must not be nobody's."""
+    """Requests keep coming while workers leave: a wave claimed in the last moment must keep an owner."""
     params = SamplingParams(temperature=0.0, max_tokens=20)
     async with Client.connect(stack.url) as client:
         expected = (await client.generate(PROMPT, params)).text
@@ -104,8 +104,9 @@ async def test_nothing_is_lost_when_drains_meet_a_burst(stack: LocalStack) -> No
 
 
 async def test_streams_stay_whole_while_a_deployment_shrinks(start: Start, gate: Gate) -> None:
-    """Three hosts become one under load: the first is told to end, and has less time than its requests need; the
-    second goes without a word."""
+    """Three hosts become one under load: the first gets SIGTERM, and has less time than its requests need; the second
+    is killed.
+    """
     stack = await start(3, "--deterministic", "--drain-timeout", "0.2")
     async with Client.connect(stack.url) as client:
         whole = await undisturbed(client, WATCHED_PARAMS)

@@ -1,4 +1,4 @@
-"""What a subscriber sees of a generation, and that it is what it would have seen without the fault."""
+"""A subscriber's view of a generation, which equals its view without the fault."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARAMS = [
 
 
 class Watched:
-    """One stream, followed in the background."""
+    """A stream that is followed in the background."""
 
     def __init__(self, stream: AsyncIterator[Delta]) -> None:
         self.deltas: list[Delta] = []
@@ -85,13 +85,13 @@ async def until(condition: Callable[[], object], timeout_s: float = 150.0, what:
 
 
 async def all_under_way(watched: list[Watched], num_tokens: int = 20) -> None:
-    """Wait until each stream has so many tokens; none has ended, which the gate of the caller sees to."""
+    """Wait until each stream has this many tokens; the caller's gate lets none of them end."""
     await until(lambda: all(one.num_tokens >= num_tokens for one in watched), what="the streams do not start")
     assert not any(one.task.done() for one in watched), "a stream had ended before the fault"
 
 
 async def start_streams(client: Client, gate: Gate, times: int = 1) -> tuple[list[CompletionOutput], list[Watched]]:
-    """Return what ``PARAMS`` give undisturbed, each ``times`` over, and streams of the same that are under way.
+    """Return the undisturbed outputs of ``PARAMS``, each ``times`` over, and running streams of the same parameters.
 
     They cannot end before ``gate`` is opened, as ``finish`` does.
     """
@@ -121,9 +121,9 @@ async def engines(url: str) -> list[EngineHeartbeat]:
 
 
 async def beating(url: str, number: int) -> list[EngineHeartbeat]:
-    """The heartbeats of so many engines whose processes are alive, as soon as there are.
+    """Return the heartbeats of this many engines with living processes, as soon as there are.
 
-    What has been restarted, or could not write for as long as a heartbeat lives, is waited for.
+    It waits for engines that were restarted, or could not write for as long as a heartbeat lives.
     """
     async with asyncio.timeout(150):
         while len(beats := living_engines(await engines(url))) != number:
@@ -132,15 +132,15 @@ async def beating(url: str, number: int) -> list[EngineHeartbeat]:
 
 
 def living_engines(beats: list[EngineHeartbeat]) -> list[EngineHeartbeat]:
-    """Those whose processes are alive: a heartbeat may be of a life that has ended, up to a second ago."""
+    """Return engines with living processes: a heartbeat may be of a life that ended up to a second ago."""
     return [beat for beat in beats if is_alive(beat.worker_pid) and is_alive(beat.core_pid)]
 
 
 async def busiest(url: str) -> EngineHeartbeat:
-    """The engine that holds most requests at this moment, by the claims; its processes are alive.
+    """Return the engine that holds most requests at this moment, by the claims; its processes are alive.
 
     Heartbeats are up to a second old. After a fault the claims may be of a process that has died, or of one that
-    no heartbeat names yet: this waits until a living one holds some, or until nobody holds any.
+    no heartbeat names yet: this waits until a living one holds some, or until no process holds any.
     """
     commands = CommandConnection(url)
     broker = Broker(commands, Keys().model("demo"))

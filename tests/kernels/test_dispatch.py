@@ -1,4 +1,4 @@
-"""Which implementation of a kernel runs."""
+"""Choice of a kernel's implementation."""
 
 from __future__ import annotations
 

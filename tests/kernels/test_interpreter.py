@@ -36,7 +36,7 @@ def _mixture(numbers, halves, out, rows: tl.constexpr, columns: tl.constexpr):
 
 
 def test_repeated_calls_stay_as_accurate(device: torch.device) -> None:
-    """Rows beside columns, of three types, and numbers of two kinds on either side."""
+    """Rows and columns, of three types, and numbers of two kinds on either side."""
     launch: Any = _mixture[(1,)]
     for first in (-3, 40):
         numbers = torch.arange(first, first + 4, dtype=torch.int32, device=device)

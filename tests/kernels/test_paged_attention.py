@@ -73,7 +73,7 @@ def test_window_softcap_and_sinks(
 def test_tokens_that_attend_to_each_other(
     window: int | None, is_batch_invariant: bool, assert_close: Callable[[Tensor, Tensor], None]
 ) -> None:
-    """All of a prompt; some of a chunk, whose first and last do not; and a chunk in which nobody does."""
+    """All of a prompt; some of a chunk, without its first and last; and a chunk in which no token does."""
     case = make_case(MIXES["mixed"], 4, 2, 32, 32, torch.float32)
     case.batch.visible_ends = torch.tensor([30, 2, *[41] * 41, 52, *[57] * 5, 58, 59, 60, 32, 33])
     out = case.attend(scale=0.5, window=window, is_batch_invariant=is_batch_invariant)

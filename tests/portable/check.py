@@ -1,8 +1,8 @@
 """``make portable``: the compiled kernels for processors that this one is not.
 
 For AVX2 alone the kernels' tests run here. For Arm the library is cross-compiled and ``driver.cpp`` calls it under
-qemu; its numbers are compared with those of this processor's library, which the tests hold to the references. What is
-not installed is told and skipped. Compiling takes about a minute of processor time for each.
+qemu; its numbers are compared with those of this processor's library, which the tests hold to the references. Missing
+programs are reported, and their part is skipped. Compiling takes about a minute of processor time for each.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _run_driver(program: Path, compiler: str, march: str, emulator: list[str]) -
         "-Wall",
         "-Wextra",
         "-Wno-psabi",
-        # What a model does without is zero, so the driver names the fields that it has.
+        # Tensors that a model does without are zero, so the driver names the fields that it has.
         "-Wno-missing-field-initializers",
         f"-march={march}",
         f"-I{_SOURCES}",

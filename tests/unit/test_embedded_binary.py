@@ -1,4 +1,4 @@
-"""Which redis-server program is taken."""
+"""Choice of the redis-server program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request for several answers becomes, and how their streams become one."""
+"""The requests that one for several answers becomes, and their streams as one."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_unserved_parameters_are_refused_with_several_answers_too() -> None:
 
 
 class Source:
-    """A stream that goes on when told to, and knows whether it was closed."""
+    """A stream that continues at the test's command, and knows whether it was closed."""
 
     def __init__(self) -> None:
         self.next: asyncio.Queue[Delta | Exception] = asyncio.Queue()

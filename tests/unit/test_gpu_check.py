@@ -1,4 +1,4 @@
-"""What `make gpu-check` makes of what its parts say; a part that fails or hangs costs its own row alone."""
+"""The report of `make gpu-check` on its parts; a part that fails or hangs costs its own row alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The block of memory in which a core says what it is doing."""
+"""The block of memory in which a core shows its progress."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from penstock.shared.errors import QueueFullError, RequestFailedError, Validatio
 
 
 class Server:
-    """What an ASGI server does for one reply; ``leave`` ends the reader's connection."""
+    """An ASGI server for one reply; ``leave`` ends the reader's connection."""
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()

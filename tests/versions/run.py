@@ -1,7 +1,7 @@
 """Run tests with the lowest and with the newest versions that pyproject.toml allows: ``make test-versions``.
 
 The lowest run on the oldest Python of this machine that Penstock supports, the newest on the newest; each has a virtual
-environment of its own, without torch. What the tests themselves are written with is pinned by constraints.txt in both.
+environment of its own, without torch. Libraries of the tests themselves are pinned by constraints.txt in both.
 Needs the standard library alone.
 """
 
@@ -35,7 +35,7 @@ TEST_TOOLS = (
 )
 # arq wants redis < 6: with it, the newest redis-py would not be the newest.
 ARQ, NEEDS_ARQ = "arq", ("tests/unit/jobs", "tests/integration/jobs", "tests/integration/batches/test_jobs.py")
-# The other is for a doubt: what an old Python does only with a new library.
+# The other is for a doubt: behaviour of an old Python only with a new library.
 BY_DEFAULT, CROSSED = ("lowest", "newest"), "newest-on-oldest"
 
 
@@ -52,7 +52,7 @@ class Python:
 
 @dataclass(frozen=True)
 class Run:
-    """One environment and what is to be run in it."""
+    """An environment and its tests."""
 
     name: str
     python: Python
@@ -83,7 +83,7 @@ def main() -> int:
         Run(CROSSED, oldest, [*without_arq, *tools], NEEDS_ARQ),
     ]
     chosen = [run for run in runs if run.name in ([args.only] if args.only else BY_DEFAULT)]
-    # Both are run in any case: what fails in one may well not fail in the other.
+    # Both are run in any case: tests that fail in one may well not fail in the other.
     statuses = [run_tests(run, args.folder.absolute() / run.name, pins, args.processes) for run in chosen]
     return max(statuses)
 
@@ -113,13 +113,13 @@ def find_python(version: tuple[int, int]) -> Python | None:
 
 
 def says_version(path: str | Path) -> str:
-    """Return what an interpreter says of itself; nothing if it does not run, as pyenv's stand-ins, or lacks venv."""
+    """Return an interpreter's own version; nothing if it does not run, as pyenv's stand-ins, or lacks venv."""
     command = [path, "-c", "import sys, venv, ensurepip; print(sys.version_info[:2])"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def dependencies(project: dict) -> Iterator[str]:
-    """Yield what the parts under test depend on directly, as pyproject.toml has it."""
+    """Yield the direct dependencies of the parts under test, as pyproject.toml has them."""
     extras = project["optional-dependencies"]
     for line in {*project["dependencies"], *(line for extra in EXTRAS for line in extras[extra])}:
         if name_of(line) not in NEEDS_TORCH | {project["name"]}:
@@ -155,7 +155,7 @@ def run_tests(run: Run, folder: Path, pins: list[str], num_processes: int) -> in
 
 
 def install(run: Run, folder: Path, program: Path, pins: list[str]) -> bool:
-    """Make the environment, unless it stands; "newest" is what was newest when it was made."""
+    """Make the environment, unless it exists; "newest" means the newest when it was made."""
     digest = hashlib.sha256("\n".join([run.python.path, *run.requirements]).encode()).hexdigest()
     stamp = folder / ".installed"
     if stamp.exists() and stamp.read_text() == digest:

@@ -53,7 +53,7 @@ EVIL = "<img src=x onerror=alert(1)>\u202e"
 
 
 class Operators:
-    """What the tests do to the deployment, in a thread of its own: playwright has a loop in this one."""
+    """The tests' actions on the deployment, in a thread of its own: playwright has a loop in this one."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -103,7 +103,7 @@ class Operators:
         return self.do(lambda connection: Broker(connection, self.keys.model(model)).state(request_id))
 
     def close(self) -> None:
-        """Leave the deployment, which other tests look at, without the model that nobody serves."""
+        """Leave the deployment, which other tests look at, without the model that no engine serves."""
 
         async def work(connection: CommandConnection) -> None:
             await connection.execute("HDEL", self.keys.models(), UNSERVED)
@@ -138,7 +138,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Visit:
-    """A browser with a session; notes what goes wrong in it, and every request that leaves the dashboard."""
+    """A browser with a session; notes errors in it, and every request that leaves the dashboard."""
 
     def __init__(self, chromium: Any, site: LocalServer, key: str, **options: Any) -> None:
         self.address = site.base_url

@@ -1,7 +1,7 @@
 """The compose file as processes: its own commands, on ports and folders of a test's own.
 
-What Docker would do is done here and no more: a service's command is run with its environment, its secrets are files,
-its name is an address. Only what cannot be shared on one machine is put in place of what the file says (``_own``).
+Nothing is done that Docker would not do: a service's command is run with its environment, its secrets are files,
+its name is an address. Only values that cannot be shared on one machine replace the file's (``_own``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...redis_server import acl_version
 from ...yaml_files import load_yaml
 
 COMPOSE = Path(__file__).parents[3] / "ops" / "deploy" / "compose" / "compose.yaml"
-# Of other projects; nobody has their programs.
+# Of other projects; their programs are not installed.
 FOREIGN = {"prometheus", "grafana"}
 TIME_LIMIT_S = 240.0
 PROGRAMS = {"penstock": "penstock.ops.cli", "worker": "penstock.worker.cli"}
@@ -66,7 +66,7 @@ class ComposeStack:
         )
         assert result.returncode == 0, result.stderr
         acl = self.secrets / "users.acl"
-        # One that may look at what was denied to the others.
+        # A user that may read the commands denied to the others.
         acl.write_text(f"{acl.read_text()}user judge on nopass ~* &* +@all\n")
         self.judge = redis.Redis(port=self.ports["redis"], username="judge", password="any")
 
@@ -95,7 +95,7 @@ class ComposeStack:
         return (self.folder / f"{name}.log").read_text()
 
     def run(self, *command: str) -> str:
-        """What a single command prints, run as the service for that."""
+        """Run a single command as the service and return its output."""
         service = services()["operator"]
         result = subprocess.run(
             self._command([*command]), env=self._environment(service), capture_output=True, text=True, check=False
@@ -104,7 +104,7 @@ class ComposeStack:
         return result.stdout.strip()
 
     def told(self, name: str) -> list[str]:
-        """What a process has told its service manager since this was last asked."""
+        """Return the process's messages to its service manager since the last call."""
         messages = []
         with suppress(BlockingIOError):
             while True:
@@ -112,10 +112,10 @@ class ComposeStack:
         return messages
 
     def denied(self) -> list[dict[str, Any]]:
-        """What was denied to users of Redis since this was last asked."""
+        """Return the commands that Redis denied to users since the last call."""
         entries: Any = self.judge.acl_log(count=1000)
         self.judge.acl_log_reset()
-        # redis-py names its connections, which an older Redis lets nobody do who may not do more; it goes on without.
+        # redis-py names its connections, which an older Redis denies to users with few rights; it continues without.
         # So does the dashboard without the slow log, which it may not read.
         return [
             {name: entry[name] for name in ("username", "reason", "context", "object")}
@@ -138,7 +138,7 @@ class ComposeStack:
         return statuses
 
     def close(self) -> None:
-        """Let go of what is left when all have ended."""
+        """Release the remaining resources when all processes have ended."""
         for manager in self._managers.values():
             manager.close()
 
@@ -159,7 +159,7 @@ class ComposeStack:
             )
 
     def _environment(self, service: dict[str, Any]) -> dict[str, str]:
-        """No more of this process's than programs need, and what the file says."""
+        """Return the variables that programs need of this process's, and those of the file."""
         inherited = {name: os.environ[name] for name in os.environ if not name.startswith("PENSTOCK_REDIS")}
         settings = self._own([f"{name}={value}" for name, value in service.get("environment", {}).items()])
         # /var/lib/penstock, which gateway and jobs share.
@@ -167,7 +167,7 @@ class ComposeStack:
         return inherited | dict(word.split("=", 1) for word in settings)
 
     def _own(self, words: list[str]) -> list[str]:
-        """The words of a command with what is the test's own in the place of the container's."""
+        """Return the words of a command with the test's own paths and ports in place of the container's."""
         instead = {"/run/secrets": str(self.secrets), "/models/demo": str(MODEL), "0.0.0.0": "127.0.0.1"}
         instead |= {"8000": str(self.ports["gateway"]), "8090": str(self.ports["dashboard"])}
         instead |= {"9464": str(self.ports["metrics"]), "9465": str(self.ports["worker"])}

@@ -37,7 +37,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeStack]:
 
 @pytest.fixture(autouse=True)
 def _no_blocking_calls() -> None:
-    """Overrides the project's: these run commands, in a loop that serves nobody else."""
+    """Overrides the project's: these tests run commands, in a loop that serves no one else."""
 
 
 async def test_a_token_goes_through_all_of_them(stack: ComposeStack) -> None:
@@ -82,7 +82,7 @@ async def test_operators(stack: ComposeStack) -> None:
 
 
 async def test_apps(stack: ComposeStack) -> None:
-    """What an app does beside the gateway: its user is made by the same command."""
+    """The app gets its user from the same command as the gateway."""
     async with Client.connect(stack.redis_url(Role.CLIENT)) as client:
         streamed = [delta async for delta in client.stream("count from one to three:", PARAMS)]
         handle = await client.submit("count from one to three:", PARAMS)

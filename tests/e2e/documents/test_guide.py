@@ -26,7 +26,7 @@ CLAIM = re.compile(r"^(?P<indent> *)(?P<expression>.*\S) +# => (?P<value>.*)$")
 
 
 def checked(line: str) -> str:
-    """The line, or an assertion if it says what its expression is."""
+    """Return the line, or an assertion if it states the value of its expression."""
     claim = CLAIM.match(line)
     if claim is None:
         return line
@@ -78,7 +78,7 @@ PAGES = sorted({*GUIDE.rglob("*.md")} - WITHOUT_EXAMPLES - {*BY_BLOCK})
 
 @pytest.fixture(scope="module")
 def gateway_url(gateway: LocalGateway) -> str:
-    """That of the shared gateway; the `openai` package has done a call, since it reads files at its first."""
+    """URL of the shared gateway; the `openai` package has done a call, since it reads files at its first."""
     with openai.OpenAI(base_url=gateway.base_url, api_key="any") as sdk:
         sdk.models.list()
     return gateway.base_url

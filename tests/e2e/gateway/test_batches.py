@@ -43,7 +43,7 @@ async def store(deployment: LocalStack, files_dir: Path) -> AsyncIterator[BatchS
 
 
 async def called(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a blocking method of the package returns; whether it has a value where it may have none, the test says."""
+    """Return the result of a blocking method of the package; the test says whether it may be None."""
     return await asyncio.to_thread(call, *arguments)
 
 
@@ -70,7 +70,7 @@ def test_files(sdk: openai.OpenAI, gateway: LocalGateway) -> None:
         sdk.files.create(file=b"{}", purpose="vision")
     with pytest.raises(openai.BadRequestError, match="limit must be 1 to 10000"):
         sdk.files.list(limit=0)
-    # As curl sends it, the file first; and what is no whole form.
+    # As curl sends it, the file first; and an incomplete form.
     url = f"{gateway.base_url}/files"
     with httpx.Client(timeout=60) as http:
         file, purpose = form_part("file", b"{}", "a"), form_part("purpose", b"batch")
@@ -158,7 +158,7 @@ def test_the_command_reports_wrong_rows_and_runs_the_others(
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
 
     def batch(*arguments: str) -> tuple[int, str, str]:
-        """Exit status, output, and what was said on standard error."""
+        """Return exit status, output and standard error."""
         status = main(["batch", *arguments, "--redis-url", deployment.url, "--tenant", "shell"])
         captured = capsys.readouterr()
         return status, captured.out, captured.err

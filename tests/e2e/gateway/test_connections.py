@@ -1,4 +1,4 @@
-"""What a connection may make the gateway wait for: sockets that send half a request, or nothing, in their own time."""
+"""Connections that make the gateway wait: sockets that send half a request, or nothing, in their own time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def connect(gateway: LocalGateway) -> closing[socket.socket]:
 
 
 def read_to_end(connection: socket.socket) -> bytes:
-    """What comes until the gateway closes the connection."""
+    """Read until the gateway closes the connection."""
     reply = b""
     while part := connection.recv(65536):
         reply += part

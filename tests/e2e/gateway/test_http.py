@@ -1,4 +1,4 @@
-"""The gateway as HTTP: heads, statuses, keys, metrics, streams that are picked up, and what schemathesis makes up."""
+"""The gateway as HTTP: heads, statuses, keys, metrics, resumed streams, and requests that schemathesis draws."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ def test_api_keys_stand_for_tenants(
 
 
 def gateway_pid_ends(gateway: LocalGateway) -> None:
-    """SIGTERM, and wait until it accepts no more. Connects alone: what is sent while it closes may be reset."""
+    """Send SIGTERM, and wait until it accepts no more. It only connects: requests may be reset while it closes."""
     gateway.send_signal(signal.SIGTERM)
     where = urlsplit(gateway.root_url)
     assert where.hostname is not None

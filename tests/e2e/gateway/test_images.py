@@ -59,7 +59,7 @@ def chat(*urls: str) -> list[Any]:
 
 
 async def test_a_beam_search_includes_its_images(stack: LocalStack) -> None:
-    """Of one beam it is what greedy sampling gives; in messages, and beside a prompt of tokens."""
+    """A single beam gives the tokens of greedy sampling; in messages, and together with a prompt of tokens."""
     greedy = SamplingParams(temperature=0.0, max_tokens=LIMIT, ignore_eos=True)
     narrow = BeamSearchParams(beam_width=1, max_tokens=LIMIT, ignore_eos=True)
     expected: list[list[int]] = []

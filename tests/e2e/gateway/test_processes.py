@@ -42,19 +42,19 @@ BODY: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _no_blocking_calls() -> None:
-    """Overrides the project's: these look at processes, in a loop that serves nobody else."""
+    """Overrides the project's: these tests look at processes, in a loop that serves no one else."""
 
 
 @pytest.fixture(scope="module")
 def two(deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGateway]:
-    """One gateway of two processes, for the tests that leave it running."""
+    """A gateway of two processes, for the tests that leave it running."""
     with LocalGateway(deployment.url, OPTIONS, tmp_path_factory.mktemp("two") / "gateway.log") as gateway:
         yield gateway
 
 
 @pytest.fixture
 def own(deployment: LocalStack, tmp_path: Path) -> Iterator[LocalGateway]:
-    """One of the test's own."""
+    """A gateway of the test's own."""
     gateway = LocalGateway(deployment.url, OPTIONS, tmp_path / "gateway.log")
     with gateway:
         yield gateway
@@ -98,7 +98,7 @@ async def streaming(gateway: LocalGateway, after: str = "") -> AsyncIterator[htt
 
 
 class Reading:
-    """What was read of a stream, over all connections."""
+    """The events read of a stream, over all connections."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -111,7 +111,7 @@ class Reading:
         await self._read(lambda: bool(self.text))
 
     async def resume(self, answer: httpx.Response) -> None:
-        """Read what comes on another connection."""
+        """Read the events of another connection."""
         self._lines = answer.aiter_lines()
         await self.end()
 
@@ -209,7 +209,7 @@ async def test_figures_are_those_of_all_processes_and_never_fall(own: LocalGatew
 async def until_counted(
     caller: httpx.AsyncClient, num_asked: int, *, num_processes: int, num_restarts: int = 0
 ) -> None:
-    """Ask until all of it is told. An answer is counted when it has been sent, so after it was read."""
+    """Ask until all of it is counted. An answer is counted when it has been sent, so after it was read."""
     expected = {
         'penstock_http_requests_total{method="GET",route="/version",status="200"}': num_asked,
         'penstock_http_request_duration_seconds_bucket{le="+Inf",route="/version"}': num_asked,
@@ -264,7 +264,7 @@ async def test_children_of_a_killed_parent_give_up_the_port_and_end(own: LocalGa
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens there; connections that have ended may be remembered."""
+    """Return whether no process listens there; connections that have ended may be remembered."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -289,7 +289,7 @@ def test_a_process_that_cannot_start_ends_all_with_its_sentence(redis_url: str, 
 
 
 def test_the_url_of_redis_is_on_no_command_line_that_it_makes(two: LocalGateway, deployment: LocalStack) -> None:
-    """Nor in the environment of a process; the parent's are what somebody typed."""
+    """The URL is not in the environment of a process either; the parent's command line is the user's."""
     assert len(children(two)) == 2
     for child in children(two):
         assert deployment.url not in " ".join(child.cmdline())

@@ -1,4 +1,4 @@
-"""Which of several prompts of a completion is wrong: told by its place, whichever way the body comes."""
+"""An error names the wrong prompt of several in a completion by its place, on every way that the body comes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_the_wrong_one_is_named(gateway: LocalGateway, prompt: Any, param: str, stream: bool) -> None:
     body = {"model": "demo", "prompt": prompt, "max_tokens": 3, "stream": stream}
     answer = httpx.post(gateway.root_url + COMPLETIONS, json=body, timeout=60)
-    # A stream that the first prompt has begun ends with what an engine says of the second.
+    # A stream that the first prompt has begun ends with an engine's error about the second.
     error = answer.text.rpartition("data: {")[2].partition("\n")[0] if answer.is_success else answer.text[1:]
     assert answer.is_success <= stream
     assert json.loads("{" + error)["error"]["param"] == param

@@ -42,7 +42,7 @@ async def ai(gateway: LocalGateway) -> AsyncIterator[AsyncOpenAI]:
 
 @pytest.fixture
 async def responses(client: Client, deployment: LocalStack) -> AsyncIterator[Responses]:
-    """What a gateway asks, on the same Redis."""
+    """The gateway's store of responses, on the same Redis."""
     commands = CommandConnection(deployment.url)
     parsers = ModelParsers(client, ParserChoice())
     yield Responses(client, commands, Keys(), parsers, result_ttl_s=60)
@@ -50,7 +50,7 @@ async def responses(client: Client, deployment: LocalStack) -> AsyncIterator[Res
 
 
 def by_character(events: list[Any]) -> dict[int, Any]:
-    """What stands at each sequence number: events, and each character of a delta."""
+    """Return the content of each sequence number: events, and each character of a delta."""
     at: dict[int, Any] = {}
     for event in events:
         text = event.delta if event.type.endswith(".delta") else "?"
@@ -99,7 +99,7 @@ async def test_a_response_is_stored_and_continued(ai: AsyncOpenAI, responses: Re
 
     body = ResponseBody(model="demo", input="spell 8:", previous_response_id=second.id)
     prompt: Any = (await responses.prepare("default", body)).chat.prompt
-    # What went before the deleted one is known all the same; its instructions are not.
+    # The turns before the deleted one are known all the same; its instructions are not.
     assert [message["content"] for message in prompt] == [
         "four plus two is",
         first.output_text,
@@ -240,7 +240,7 @@ async def test_impossible_values_are_refused(
 
 
 async def test_a_webhook_uses_openais_event_names(ai: AsyncOpenAI, deployment: LocalStack) -> None:
-    """Up to the outbox: what jobs make of it has tests of its own."""
+    """The event is checked in the outbox; other tests check how jobs deliver it."""
     commands, keys = CommandConnection(deployment.url), Keys()
     hook = {"webhook_url": "https://example.org/hook"}
     body: dict[str, Any] = {"model": "demo", "input": COUNT, "background": True, "extra_body": hook}
@@ -270,7 +270,7 @@ async def test_a_killed_gateway_takes_no_event_with_it(
         async with AsyncOpenAI(base_url=doomed.base_url, api_key="any", max_retries=0, timeout=60) as there:
             body = {**LONG, "stream": True, "temperature": 1, "max_output_tokens": 1500}
             streams: list[Any] = [await there.responses.create(**body, background=b) for b in (True, False)]
-            # Of what has come in one piece the fifth event is the first that has text.
+            # In a delta of one piece the fifth event is the first that has text.
             parts = await asyncio.gather(*[some_of(stream, 5) for stream in streams])
             await client.pause_generation()
             await asyncio.to_thread(doomed.kill)

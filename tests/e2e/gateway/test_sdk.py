@@ -75,7 +75,7 @@ def test_a_chat_stream_with_usage_and_several_answers(sdk: openai.OpenAI) -> Non
 
 
 def test_usage_counts_accepted_prediction_tokens(sdk: openai.OpenAI) -> None:
-    """Where the answer leaves it, it is found again by two tokens, which were not foretold."""
+    """Two tokens that were not predicted find the prediction again where the answer leaves it."""
     plain = sdk.chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
     assert plain.usage is not None
     assert plain.usage.completion_tokens_details is None

@@ -1,4 +1,4 @@
-"""What a start says: who can use the gateway, and why it does not start."""
+"""Messages of a start: who can use the gateway, and why it does not start."""
 
 from __future__ import annotations
 

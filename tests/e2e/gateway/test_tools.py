@@ -72,7 +72,7 @@ async def test_calls_are_returned_whole_and_streamed(ai: AsyncOpenAI, choice: An
         assert answer.finish_reason == "tool_calls"
         check_weather(answer.message.tool_calls)
         assert (answer.message.content or "") == ("I look." if extra else "")
-    # The conversation goes on with the call and its result.
+    # The conversation continues with the call and its result.
     call = whole.choices[0].message.tool_calls[0]
     result: Any = {"role": "tool", "tool_call_id": call.id, "content": "warm"}
     message = whole.choices[0].message.model_dump(exclude_none=True)
@@ -88,7 +88,7 @@ async def test_calls_are_returned_whole_and_streamed(ai: AsyncOpenAI, choice: An
 
 
 async def test_tools_that_the_chat_template_cannot_show_are_refused(ai: AsyncOpenAI) -> None:
-    """The model would answer in prose, and nobody would know why."""
+    """The model would answer in prose, and its caller would not know why."""
     body: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [WEATHER], "max_tokens": LIMIT}
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError, match="tools: the chat template of this model cannot show tools"):
@@ -211,7 +211,7 @@ async def test_a_model_with_optional_tools_answers_in_the_requested_form_or_call
     strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     body: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "tools": [strict], "response_format": Sum}
     body["parallel_tool_calls"] = False
-    # Which of both, the first character decides; what the model makes of it is hot enough for either.
+    # The first character decides between both; the model's output is hot enough for either.
     seeds = [ai.chat.completions.parse(**body, max_tokens=LIMIT, seed=seed, temperature=5) for seed in range(16)]
     choices = [completion.choices[0] for completion in await asyncio.gather(*seeds)]
     for choice in choices:

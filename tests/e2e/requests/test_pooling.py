@@ -205,7 +205,7 @@ def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_p
 
 @pytest.fixture
 def generating(stack: LocalStack, tmp_path: Path) -> Iterator[Gate]:
-    """Another model beside it on the same Redis, which generates; how far, says the gate."""
+    """A second model on the same Redis, which generates; the gate limits its progress."""
     gate = Gate(tmp_path)
     options = ["--device", "cpu", "--threads", "1", "--served-model-name", "demo"]
     with gate.for_engines():

@@ -24,7 +24,7 @@ STEPS_S = (-3600.0, -30.0, 30.0, 3600.0)
 
 @pytest.fixture
 def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MovedClock:
-    """Of the Redis that ``start`` starts. To be named before it."""
+    """Clock of the Redis that ``start`` starts; a test names it before ``start``."""
     clock = MovedClock(tmp_path / "moved")
     monkeypatch.setenv("PENSTOCK_REDIS_SERVER", str(clock.program))
     return clock

@@ -1,4 +1,4 @@
-"""A worker that is told to end while Redis is away ends, and what it ran goes on later."""
+"""A worker that gets SIGTERM while Redis is away ends, and its requests continue later."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_running_requests_resume_after_their_worker_left_while_redis_was_a
         watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS]
         await all_under_way(watched, 20)
         await asyncio.to_thread(stack.kill_redis)
-        # Nobody had to be killed, nor was its life line cut.
+        # No process had to be killed, nor was its life line cut.
         assert await terminated(stack) == 0
         assert "exited_without_release" not in await log_of(stack)
         await asyncio.to_thread(stack.restart_redis)

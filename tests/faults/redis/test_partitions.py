@@ -1,4 +1,4 @@
-"""A model gets partitions while its requests run, and engines of it are killed: nobody sees anything of either."""
+"""A model gets partitions while its requests run, and engines of it are killed: no caller sees anything of either."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TENANTS = [next(f"t{n}" for n in range(1000) if choose_partition(f"t{n}", NUM) =
 
 
 async def claims_of(stack: LocalStack) -> list[int]:
-    """How many requests engines hold of each partition."""
+    """Return the number of requests of each partition that engines hold."""
     connection, keys = CommandConnection(stack.url), Keys()
     counts = [0] * NUM
     for number in range(NUM):

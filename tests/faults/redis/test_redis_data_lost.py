@@ -1,4 +1,4 @@
-"""Redis loses its data under live engines: they register themselves again, and serve what comes next."""
+"""Redis loses its data under live engines: they register themselves again, and serve the next requests."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ async def test_engines_serve_on(start: Start, gate: Gate, lose_data: Callable[[L
         async with asyncio.timeout(150):
             with pytest.raises(RequestNotFoundError):
                 await detached.result()
-        # What is streamed is sent again by its client, and goes on behind what was seen of it.
+        # The client of a stream sends it again, and continues behind the tokens that it has seen.
         await finish(watched, whole, gate)
         await beating(stack.url, 2)
         async with Client.connect(stack.url) as newcomer:
             assert [output.token_ids for output in await undisturbed(newcomer)] == [one.token_ids for one in whole]
 
-        # Reaping goes on: what a host held that dies now is taken over.
+        # Reaping continues: the requests of a host that dies now are taken over.
         gate.hold_at(LONG - 1)
         watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 2]
         await all_under_way(watched)

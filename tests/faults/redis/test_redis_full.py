@@ -20,12 +20,12 @@ NUM_REFUSALS = 40
 
 
 async def processes(url: str, number: int) -> set[tuple[str, int, int]]:
-    """The processes of so many engines, as soon as they beat: beats end while Redis is full."""
+    """Return the processes of this many engines, as soon as they beat: beats end while Redis is full."""
     return {(beat.engine_id, beat.worker_pid, beat.core_pid) for beat in await beating(url, number)}
 
 
 async def num_refusals(server: redis.asyncio.Redis) -> int:
-    """How many commands the server has refused for want of memory since it was last asked to forget."""
+    """Return the number of commands that the server refused for want of memory since its last reset."""
     return (await server.info("errorstats")).get("errorstat_OOM", {}).get("count", 0)
 
 
@@ -50,7 +50,7 @@ async def test_streams_wait_for_a_full_redis(start: Start, gate: Gate, num_engin
 
         await server.config_set("maxmemory", 0)
         await finish(watched, whole, gate)
-        # Nobody was to blame.
+        # No request was to blame.
         assert await processes(stack.url, num_engines) == before
         assert all(delta.stats.num_deliveries == 1 for one in watched for delta in one.deltas if delta.stats)
         again = await client.generate(PROMPT, PARAMS[0])

@@ -1,8 +1,8 @@
 """A program: compiles the Triton kernels for compute capability 9.0, without a GPU, down to machine code.
 
-The interpreter lets pass what the compiler refuses: types, layouts, instructions. Here launchers run on CPU tensors,
-and what they launch is compiled, with exactly their types, constants and options, instead of run. Prints a line for
-each launch. ``--brief``: each kernel once or twice, which takes a fifth of the time.
+The interpreter lets pass things that the compiler refuses: types, layouts, instructions. Here launchers run on CPU
+tensors, and their launches are compiled, with exactly their types, constants and options, instead of run. Prints a line
+for each launch. ``--brief``: each kernel once or twice, which takes a fifth of the time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import triton
-from launches import all_launches  # beside this program
+from launches import all_launches  # next to this program
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend

@@ -1,4 +1,6 @@
-"""What ``compile_for_hopper`` compiles: each launcher of a Triton kernel, in ways that lead to other machine code."""
+"""The launches that ``compile_for_hopper`` compiles: each launcher of a Triton kernel, in ways that lead to other
+machine code.
+"""
 
 from __future__ import annotations
 

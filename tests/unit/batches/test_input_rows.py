@@ -1,4 +1,4 @@
-"""What is wrong with a file of requests is said line by line, before anything is run."""
+"""Errors in a file of requests are reported line by line, before any request is run."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_each_row_has_one_line_whatever_the_journals_hold(tmp_path: Path) -> Non
     write(first, done(3, "first"), done(0, "first"))
     first.write_bytes(first.read_bytes() + b'[1, false, {"row": 1, "te')
     write(second, done(1, "second"), done(2, "second", failed=True), done(3, "second"))
-    # A runner of long ago wakes up, and writes after what it had cut off, and once more a row of another's.
+    # An old runner wakes up, and writes behind the part that it had cut off, and once more a row of another's.
     write(journal_path(tmp_path, 1, "c"), done(1, "late"), done(7, "none of this batch"))
 
     counted = count_rows(tmp_path, 5)

@@ -1,4 +1,4 @@
-"""What an earlier version has written, in Redis and in journals, is read as it was meant. Lines here are only added."""
+"""Records of an earlier version, in Redis and in journals, keep their meaning. Lines here are only added."""
 
 from __future__ import annotations
 

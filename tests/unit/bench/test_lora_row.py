@@ -1,4 +1,4 @@
-"""What is asked in the row lora, and what its table and goals make of the runs."""
+"""The requests of the row lora, and its table and goals of the runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a report if one of its rows fails, cannot be drawn, or has nothing to divide by."""
+"""The report if one of its rows fails, cannot be drawn, or has nothing to divide by."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ FOLLOWED = FollowRow(
     client_cpu_s=1.0,
     appended_per_s_unheard=90_000.0,
 )
-# A batch whose steps nobody has seen.
+# A batch whose steps were not measured.
 NO_GROWTH = GrowthRow(model="tiny", sizes=[], num_queued=1, kib_per_queued=1, kib_per_running=1, tokens_per_running=1)
 CPU_S = 0.3
 
 
 def options(json_path: Path, *rows: str) -> BenchOptions:
-    """As the command has them when nothing but the rows is given."""
+    """Return the command's options when only the rows are given."""
     return BenchOptions(
         rows=frozenset(rows),
         models=["tiny"],

@@ -1,4 +1,4 @@
-"""What the row about sessions makes of its turns."""
+"""Figures that the row about sessions takes from its turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked in the row speculation, and what its table and goals make of the runs."""
+"""The requests of the row speculation, and its table and goals of the runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engines `penstock chaos` starts, and which of their requests have one right answer."""
+"""The engines that `penstock chaos` starts, and those of their requests that have one right answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two owners in one log are seen by who wrote, not by what."""
+"""Two owners in one log are recognised by their writer, not by their content."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ async def test_it_waits_for_as_many_tokens_as_were_drawn() -> None:
     drawn, random = Random(seed), Random(seed)
     for _ in range(5):
         num_tokens = int(drawn.expovariate(1 / 100))
-        # What came while the last thing was done is of no account.
+        # Events during the last action do not count.
         pace.saw(1000)
         waiting = asyncio.create_task(pace.wait(random))
         await turn()

@@ -1,4 +1,4 @@
-"""What counts as harm, and what as a run that shows nothing."""
+"""Verdicts: a harm, and a run that shows nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_data_loss_fails_the_run_unless_it_was_injected() -> None:
     assert judge([WHOLE], [absent], OWNERS, num_kills=1).lost == 1
     excused = judge([WHOLE], [WHOLE, absent], OWNERS, num_kills=1, loses_data=True)
     assert (excused.is_clean, excused.num_gone) == (True, 1)
-    # What it saw must be right all the same, and a stream without an end is never excused.
+    # Its tokens must be right all the same, and a stream without an end is never excused.
     assert judge([WHOLE], [sighting([65, 67], is_gone=True)], OWNERS, num_kills=1, loses_data=True).different == 1
     assert judge([WHOLE], [CUT], OWNERS, num_kills=1, loses_data=True).lost == 1
     # If all is gone, nothing was shown.

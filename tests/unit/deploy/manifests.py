@@ -1,4 +1,4 @@
-"""Where the files for deployments are, and how tests read them."""
+"""Folders of the files for deployments, and readers of them for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.shared.metrics.catalogue import ALL, MetricKind
 from ...yaml_files import load_yaml, load_yaml_all
 
 DEPLOY = Path(__file__).parents[3] / "ops" / "deploy"
-# What the gateway counts itself, in producer/gateway/metrics.py and its parent process.
+# Counters of the gateway itself, in producer/gateway/metrics.py and its parent process.
 _OF_GATEWAYS = re.compile(r"penstock_(http|gateway)_\w+")
 
 

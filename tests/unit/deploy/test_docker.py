@@ -1,4 +1,4 @@
-"""What the images are made of is there; hadolint reads the files where it is installed."""
+"""The sources of the images exist; hadolint reads the files where it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chart's template gives what the manifests are, by a reader of the little that the template uses of Helm."""
+"""The chart's template gives the manifests, by a reader of the little that the template uses of Helm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFERENCE = re.compile(r"\{\{ (\S+) \}\}")
 
 
 def render(values: dict[str, Any], namespace: str = "penstock") -> list[dict[str, Any]]:
-    """What Helm would make of it; anything else than comments, conditions on values, and values is no YAML any more."""
+    """Return Helm's output; anything but comments, conditions on values, and values makes invalid YAML."""
     context = {"Values": values, "Release": {"Namespace": namespace}}
 
     def value(reference: str) -> Any:

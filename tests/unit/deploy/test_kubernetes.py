@@ -1,4 +1,4 @@
-"""The manifests are what Kubernetes takes, and hold together: names, ports, secrets, users."""
+"""The manifests are valid for Kubernetes, and hold together: names, ports, secrets, users."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_validator_refuses_wrong_manifests() -> None:
 
 @pytest.mark.parametrize("folder", ["monitoring", "autoscaling"])
 def test_custom_resources_fit_their_definitions(folder: str) -> None:
-    """Those are of other projects, and not kept here: a folder of their YAML files is named by a variable."""
+    """The definitions are of other projects, and not kept here: a variable names a folder of their YAML files."""
     schemas = definitions()
     for manifest in kustomized(folder):
         jsonschema.Draft202012Validator(schemas[manifest["kind"]]).validate(manifest)

@@ -40,7 +40,7 @@ def keeps_engines(relabelings: list[dict[str, Any]], sources: str) -> bool:
 
 
 def test_compose_reads_engines_from_workers_alone() -> None:
-    """`penstock metrics` tells of them, too, and boards add up what is there."""
+    """`penstock metrics` reports engines, too, and boards add up all series."""
     scraped = load_yaml((DEPLOY / "compose" / "prometheus.yml").read_text())
     metrics = {
         job["static_configs"][0]["targets"][0]

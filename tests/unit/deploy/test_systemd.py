@@ -1,4 +1,4 @@
-"""The units are what systemd takes, and the processes tell it what they promise."""
+"""The units are valid for systemd, and the processes send the notifications that the units promise."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ def test_the_password_is_read_from_a_file(unit: Path) -> None:
     assert "Environment=PENSTOCK_REDIS_URL_FILE=%d/redis.url" in text
     service = options(unit)["Service"]
     assert "redis" not in service["ExecStart"]
-    # Children are drained by their parent, which alone is told to end.
+    # Their parent drains the children, and alone gets the signal to end.
     assert (service["Type"], service["NotifyAccess"], service["KillMode"]) == ("notify", "main", "mixed")

@@ -1,4 +1,4 @@
-"""A model whose tokens show what a paged cache holds, cores over it, and loads for them."""
+"""A model whose tokens show the content of a paged cache, cores over it, and loads for them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ WRONG_DRAFT = -7
 
 
 class PagedHash:
-    """An executor for a model whose next token is a hash of what the cache holds at a request's slots.
+    """An executor for a model whose next token is a hash of the cache at a request's slots.
 
-    So a wrong input, position or block shows in the tokens. What was launched is computed as late as can be.
+    So a wrong input, position or block shows in the tokens. Launched steps are computed as late as can be.
 
     ``num_at_once`` says how many tokens a request gets in a step. With ``drafts`` all but the last of them were inputs
     of the step, as drafts that came true, and then one that did not where there is room for it. Guesses that the
@@ -172,13 +172,13 @@ End = tuple[FinishReason | None, int | str | None]
 
 
 def judged(token_id: int) -> TokenLogprobs:
-    """What is told of a token."""
+    """Return the logprobs of a token."""
     return TokenLogprobs(token_id, -token_id / 8, 1, [])
 
 
 @dataclass
 class Outcome:
-    """What a load came to, by request_id."""
+    """The results of a load, by request_id."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, End] = field(default_factory=dict)
@@ -256,7 +256,7 @@ def run(core: EngineCore, load: list[Arrival]) -> Outcome:
 
 
 def alone(arrival: Arrival) -> tuple[list[int], End]:
-    """What one request gets when it runs one batch at a time, with room enough."""
+    """Return the tokens of one request that runs one batch at a time, with room enough."""
     core, _ = make_core(is_ahead=False)
     outcome = run(core, [Arrival(**{**vars(arrival), "step": 0, "abort_step": None})])
     return outcome.tokens["0"], outcome.ends["0"]

@@ -40,7 +40,7 @@ class FailingCore:
         self.added.append(message.request_id)
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        """Take back what was taken of them."""
+        """Undo the admission of the requests."""
         self.aborted += request_ids
 
     def stats(self) -> SchedulerStats:
@@ -55,7 +55,7 @@ class FailingCore:
 
 
 def run(core: FailingCore) -> list[EngineCoreOutputs]:
-    """Hand the core two requests, and return what it sent."""
+    """Hand the core two requests, and return its messages."""
     ours, theirs = socket_pair()
     with ours, theirs:
         engine: Any = SimpleNamespace(core=cast(Core, core), control=None)

@@ -1,4 +1,4 @@
-"""What a folder says of quantised weights is understood or refused by name, without torch and before any is read."""
+"""A folder's quantised weights are understood or refused by name, without torch and before any is read."""
 
 from __future__ import annotations
 

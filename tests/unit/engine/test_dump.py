@@ -1,4 +1,4 @@
-"""What is told of a failed step, and what is not."""
+"""The fields that the dump of a failed step has, and those that it leaves out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
 
-# Numbers that nothing else in a dump is: they give the prompt, or what may quote it, away.
+# Numbers that nothing else in a dump is: they reveal the prompt, or quotes of it.
 PROMPT, DELIVERED, STOP, BIASED = [977, 978, 979], 976, 975, 974
 SECRETS = [*PROMPT, DELIVERED, STOP, BIASED, "my secret"]
 PARAMS = SamplingParams(

@@ -23,7 +23,7 @@ EOS = 2
 
 
 class Script:
-    """An executor that gives token 7, or raises what the test puts into ``failures``, or for one request always."""
+    """An executor that gives token 7, or raises an exception of ``failures``, or for one request always."""
 
     def __init__(self) -> None:
         self.failures: list[Exception] = []

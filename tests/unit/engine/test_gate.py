@@ -1,4 +1,4 @@
-"""The gate of tests: who is held keeps nobody from going on, in engines of one batch and of stages."""
+"""The gate of tests: a held request blocks no others, in engines of one batch and of stages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 
 def tokens_after(core: EngineCore, num_steps: int) -> dict[str, int]:
-    """How many output tokens each has."""
+    """Return the number of output tokens of each request."""
     for _ in range(num_steps):
         core.step_fn()
         core.check_invariants()

@@ -1,4 +1,4 @@
-"""How many threads a CPU engine chooses."""
+"""The number of threads that a CPU engine chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine says of the processor that it computes on."""
+"""An engine's description of the processor that it computes on."""
 
 from __future__ import annotations
 

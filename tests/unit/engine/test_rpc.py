@@ -1,4 +1,4 @@
-"""Which functions are methods, and what becomes of their results."""
+"""Functions that are methods, and the forms of their results."""
 
 from __future__ import annotations
 

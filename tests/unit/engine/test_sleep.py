@@ -1,4 +1,4 @@
-"""What sleeps and what is woken, with parts that only note what they are told."""
+"""Sleep and wake-up, with parts that only note their calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of each field on its way to llama-server and SGLang; no server is asked."""
+"""Each field on its way to llama-server and SGLang; no server is asked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_llama_servers_words() -> None:
     assert (body["prompt"], body["n_predict"], body["stream"], body["return_tokens"]) == ([1, 2], 5, True, True)
     assert (body["temperature"], body["top_k"], body["repeat_penalty"], body["repeat_last_n"]) == (0.5, 0, 1.2, 512)
     assert (body["logit_bias"], body["n_probs"], body["seed"]) == ([[3, 2.0]], 1, 7)
-    # What its command line may set for all.
+    # Defaults that its command line may set for all.
     assert (body["min_p"], body["typical_p"], body["presence_penalty"]) == (0.0, 1.0, 0.0)
     assert DIALECTS["llama"].body(_server_call(4))["seed"] not in (7, DIALECTS["llama"].body(_server_call(5))["seed"])
     assert 0 <= DIALECTS["llama"].body(_server_call(4))["seed"] < 2**31

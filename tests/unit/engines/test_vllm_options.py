@@ -1,4 +1,4 @@
-"""What vLLM is told of ``worker start``'s options, and which are refused; vLLM itself is not asked."""
+"""The options of ``worker start`` that vLLM gets, and those that are refused; vLLM itself is not asked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_options_are_translated_to_vllms() -> None:
     assert pairs["--max-model-len"] == "512"
     assert pairs["--kv-cache-memory-bytes"] == str(1 << 20)
     assert {"--enforce-eager", "--enable-prefix-caching"} <= set(words)
-    # What was not given is vLLM's to choose.
+    # vLLM chooses the values that were not given.
     assert not {"--block-size", "--gpu-memory-utilization", "--trust-remote-code"} & set(words)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of each field of a request on its way to vLLM; vLLM itself is not asked."""
+"""Each field of a request on its way to vLLM; vLLM itself is not asked."""
 
 from __future__ import annotations
 

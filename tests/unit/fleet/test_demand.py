@@ -1,4 +1,4 @@
-"""What a fleet makes of the queue and of heartbeats."""
+"""A fleet's demand by the queue and by heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``worker start --ray``: what is refused before any cluster is asked, and what agents are told."""
+"""``worker start --ray``: options refused before any cluster is asked, and the options of agents."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_agents_get_the_given_options_without_the_fleets() -> None:
         "PENSTOCK_DTYPE": "float32",
         "PENSTOCK_THREADS": "2",
     }
-    # What they read is what was given.
+    # They read the given options.
     again = read(START, environment=passed_on(settings, "cpu", 2))
     same = {"model", "max_num_seqs", "log_requests", "rpc_module", "kv_cache_memory", "dtype"}
     values = [{s.declared.name: s.value for s in one.all if s.declared.name in same} for one in (settings, again)]

@@ -14,7 +14,7 @@ from penstock.worker.fleet.scaling import Load, Scaling, ScalingOptions
 
 
 def load(wait_s: float | None, serving: int, *, waiting: int = 5, busy: float = 0.0, others: int = 0) -> Load:
-    """``wait_s`` is how long those that serve need for what waits."""
+    """Return a load; ``wait_s`` is the time that the serving engines need for the waiting requests."""
     return Load(
         num_waiting=waiting,
         num_running=math.ceil(busy),
@@ -54,7 +54,7 @@ def test_a_fleet_of_nothing_wakes_with_the_first_request_and_sleeps_when_all_is_
     nothing = Load()
     assert [rule.target(float(t), nothing, 0) for t in range(3)] == [0, 0, 0]
     assert rule.target(3.0, load(None, 0, waiting=1), 0) == 1
-    # What runs is reason enough to stay, however little it is.
+    # A running request is reason enough to stay, however small it is.
     for t in range(4, 100):
         assert rule.target(float(t), load(0.0, 1, waiting=0, busy=0.02), 1) == 1
     idle = Load(num_serving=1)

@@ -1,4 +1,4 @@
-"""Whose pages are let in, and what their browsers are told."""
+"""The origins whose pages are let in, and the headers for their browsers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.shared.errors import ConfigurationError
 
 
 def browser(*origins: str) -> TestClient:
-    """An application behind what ``cors`` makes of the origins."""
+    """Return an application behind the middleware that ``cors`` makes of the origins."""
     GatewaySettings(redis_url="redis://localhost", cors_origins=origins)
     app = Starlette(
         routes=[Route("/", lambda _: PlainTextResponse("hi"), methods=["POST", "GET"])], middleware=cors(origins)
@@ -25,7 +25,7 @@ def browser(*origins: str) -> TestClient:
 
 
 def allowed(client: TestClient, origin: str) -> str | None:
-    """Which origin may read the answer, by the request itself and by what is asked before it."""
+    """Return the origin that may read the answer, by the request itself and by its preflight."""
     plain = client.get("/", headers={"origin": origin})
     response = client.options("/", headers={"origin": origin, "access-control-request-method": "POST"})
     assert plain.status_code == 200

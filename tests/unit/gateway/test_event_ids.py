@@ -1,4 +1,4 @@
-"""Ids of events: read back they say the same, and what is told follows from them."""
+"""Ids of events: read back they say the same, and the next events follow from them."""
 
 from __future__ import annotations
 

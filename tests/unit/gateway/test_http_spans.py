@@ -1,4 +1,4 @@
-"""Spans of HTTP requests: what they say, and what is inside of them."""
+"""Spans of HTTP requests: their attributes, and the spans inside of them."""
 
 from __future__ import annotations
 

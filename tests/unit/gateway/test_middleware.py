@@ -1,4 +1,4 @@
-"""What is around the routes: the limit of running requests, the id and the status that are noted."""
+"""Middleware of the routes: the limit of running requests, the id and the status that are noted."""
 
 from __future__ import annotations
 

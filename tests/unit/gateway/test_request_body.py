@@ -1,4 +1,4 @@
-"""How long a body is waited for."""
+"""Waiting times for a body."""
 
 from __future__ import annotations
 

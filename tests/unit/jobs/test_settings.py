@@ -1,4 +1,4 @@
-"""What a jobs process may be told, and jobs in plain data."""
+"""Settings of a jobs process, and jobs in plain data."""
 
 from __future__ import annotations
 

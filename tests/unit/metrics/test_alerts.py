@@ -25,7 +25,7 @@ needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (De
 (GROUP,) = load_yaml(RULES.read_text())["groups"]
 ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for rule in GROUP["rules"]}
 
-# Of the gateway's processes, told by the gateway that has several.
+# Of the gateway's processes, reported by the gateway that has several.
 ELSEWHERE = {"penstock_gateway_process_restarts_total"}
 
 M = 'model_name="m"'

@@ -1,4 +1,4 @@
-"""Which engine a series is of, over restarts and where names meet."""
+"""The engine of each series, over restarts and where names meet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def labels(*beats: EngineHeartbeat) -> list[tuple[str, ...]]:
 def test_an_engine_keeps_its_label_when_its_worker_begins_again() -> None:
     first, second = beat("h-1-aaaa-0", "h-0", 1.0), beat("h-2-bbbb-0", "h-0", 2.0)
     assert labels(first) == labels(second) == [("m", "h-0")]
-    # For a moment both are there: no two series with the same labels, and the new one goes on under the name.
+    # For a moment both are there: no two series with the same labels, and the new one continues under the name.
     assert labels(second, first) == [("m", "h-0"), ("m", "h-1-aaaa-0")]
 
 

@@ -12,9 +12,9 @@ from penstock.ops.lab.autoscaling_curves import BURST, DAY, HOUR_S, KV_TOKENS, N
 def test_a_steady_load_settles_and_nothing_starves() -> None:
     run = STEADY.run()
     assert run.num_turns() <= 1
-    # The work of 2.5 engines, filled to four fifths, wants 3.1; what is within a tenth is left alone.
+    # The work of 2.5 engines, filled to four fifths, wants 3.1; a difference within a tenth is left alone.
     assert set(run.replicas[-1200:]) == {3}
-    assert run.arrived - run.served <= 2.5 * KV_TOKENS  # what runs, and nothing that waits
+    assert run.arrived - run.served <= 2.5 * KV_TOKENS  # running requests, and no waiting ones
 
 
 def test_a_burst_is_served_and_all_engines_leave_after_it() -> None:

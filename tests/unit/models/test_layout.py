@@ -1,4 +1,4 @@
-"""Which rank is where, and has which layers."""
+"""The place of each rank, and its layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the store in which ranks meet listens."""
+"""The address at which the store of the ranks listens."""
 
 from __future__ import annotations
 

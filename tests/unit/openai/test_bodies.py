@@ -1,4 +1,4 @@
-"""What bodies become, and what is wrong with them."""
+"""Requests made of bodies, and the errors in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools, response formats and reasoning of a chat completion: what the engine is asked, and how the answer is told."""
+"""Tools, response formats and reasoning of a chat completion: the engine's request, and the form of the answer."""
 
 from __future__ import annotations
 

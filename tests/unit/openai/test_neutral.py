@@ -1,4 +1,4 @@
-"""What a field says that asks for nothing: as if it had not been given, for each body, whether we know it or not."""
+"""A field that asks for nothing counts as missing, for each body, whether we know it or not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFERENCE: dict[str, Any] = {
     COMPLETIONS: completion_create_params.CompletionCreateParamsNonStreaming,
     RESPONSES: response_create_params.ResponseCreateParamsNonStreaming,
 }
-# What the reference calls a default, or what says the same.
+# The reference's default, or an equivalent.
 OF_ALL: list[tuple[str, Any]] = [
     ("temperature", 1),
     ("top_p", 1),

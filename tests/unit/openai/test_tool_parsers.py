@@ -1,4 +1,4 @@
-"""What the parsers of tool calls make of texts, and that it does not depend on how a text is cut."""
+"""The calls that the parsers read in texts do not depend on the cuts of a text."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ MALFORMED = [
 def test_a_malformed_call_is_returned_as_content(text: str, arguments: str, rest: str) -> None:
     text = "Well. " + text
     assert parsed(HERMES, text, whole=True) == (text, [])
-    # What was streamed cannot be taken back: what follows the mistake is content.
+    # Streamed text cannot be withdrawn: the text behind the mistake is content.
     assert parsed(HERMES, text) == ("Well." + rest, [("add", arguments)])
 
 

@@ -1,4 +1,4 @@
-"""Every option with a value of its kind, and what is in effect in a process that is given some."""
+"""Every option with a value of its kind, and the effective values in a process that is given some."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.worker.programs import PROGRAMS
 
 ROOT = Path(__file__).parents[3]
 
-# By kind of value: words, the same in TOML, and what both mean.
+# By kind of value: words, the same in TOML, and the value of both.
 SAMPLES: dict[type, tuple[str, str, Any]] = {
     Folder: ("/some/folder", '"/some/folder"', "/some/folder"),
     Model: ("org/model", '"org/model"', "org/model"),
@@ -47,7 +47,7 @@ def sample(option: DeclaredOption) -> tuple[str, str, Any]:
 
 @functools.cache
 def _parser_of(program: Program) -> Parser:
-    """It keeps nothing of what it has read, and takes ten times as long to make as to read with."""
+    """Return the parser: it keeps nothing of earlier words, and takes ten times as long to make as to read with."""
     parser = Parser()
     program.add_arguments(parser)
     return parser

@@ -1,4 +1,4 @@
-"""Which options go with data-parallel groups, and which engines of a host form one."""
+"""Options that go with data-parallel groups, and the engines of a host that form one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wrong option is told: where it comes from, what it is, and what to do."""
+"""The message about a wrong option: its source, the mistake, and the remedy."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from penstock.worker import cli as worker_cli
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.checkpoint.folder import check_local_model
 
-# Nothing listens here: whoever goes on after the check says so instead.
+# Nothing listens here: a program that continues after the check says so instead.
 NOWHERE = ("--redis-url", "redis://localhost:1", "--device", "cpu")
 
 

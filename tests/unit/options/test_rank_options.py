@@ -1,4 +1,4 @@
-"""How many ranks an engine has, and what it cannot be together with."""
+"""The number of ranks of an engine, and options that exclude them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who goes where: tenants to partitions, engines to homes."""
+"""The layout: tenants in partitions, engines at homes."""
 
 from __future__ import annotations
 

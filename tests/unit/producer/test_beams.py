@@ -19,7 +19,7 @@ PROMPT = [7, 8, 9]
 
 
 def log_probabilities(model: int, tokens: tuple[int, ...]) -> list[float]:
-    """Those of each token behind ``tokens``; ends of sequence are likely."""
+    """Return the log probabilities of each token behind ``tokens``; ends of sequence are likely."""
     drawn = random.Random(f"{model} {tokens}")
     weights = [drawn.random() ** 3 + (0.5 if token_id == EOS else 0.0) for token_id in range(VOCAB_SIZE)]
     return [math.log(weight / sum(weights)) for weight in weights]

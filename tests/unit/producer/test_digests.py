@@ -1,4 +1,4 @@
-"""By what turns of a conversation are known to each other."""
+"""Digests by which turns of a conversation are known to each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def message(role: str, content: str | None = LONG, **fields: Any) -> dict[str, A
 
 
 def conversation(num_turns: int, answer: str = "a") -> list[dict[str, Any]]:
-    """As its last turn is asked."""
+    """Return the conversation as its last turn sends it."""
     messages = [message("system"), message("user", "0" + LONG)]
     for number in range(1, num_turns):
         messages += [message("assistant", f"{answer}{number}"), message("user", f"{number}")]

@@ -1,4 +1,4 @@
-"""Images as callers have them become files beside the request, which holds their digests."""
+"""Images in callers' forms become files next to the request, which holds their digests."""
 
 from __future__ import annotations
 

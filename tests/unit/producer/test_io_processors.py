@@ -1,4 +1,4 @@
-"""I/O processors: found by name, called in order, and to blame for what they do wrong, in one request."""
+"""I/O processors: found by name, called in order, and to blame for their own errors, in one request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long work of one kind holds up neither other kinds nor what else the event loop's threads do."""
+"""Long work of one kind holds up neither other kinds nor other work in the event loop's threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MANY = 80
 
 
 class SlowProcessor(IOProcessor):
-    """One that waits until the test lets it go on."""
+    """Processor that waits until the test releases it."""
 
     name = "slow"
 

@@ -47,10 +47,10 @@ def cut_answers(draw: st.DrawFn) -> tuple[int, list[Delta]]:
 def collected(kind: RequestOutputKind, n: int, deltas: list[Delta]) -> list[RequestOutput]:
     async def stream() -> AsyncGenerator[Delta]:
         for delta in deltas:
-            yield copy.deepcopy(delta)  # what a reader hands out is its caller's to change
+            yield copy.deepcopy(delta)  # a caller may change the outputs of its reader
 
     async def all_of_it() -> list[RequestOutput]:
-        # What was given out stays as it was: it is looked at only when all has come.
+        # An output stays as it was given out: it is looked at only when all has come.
         return [output async for output in outputs_of(stream(), kind, "m", "r", "hi", n=n)]
 
     return asyncio.run(all_of_it())

@@ -34,7 +34,7 @@ class Server:
         return bool(self.log) and self.log[-1].finished
 
     def write(self) -> Delta:
-        """One more record, which is published as well."""
+        """Write a record, and publish it."""
         stop = self.rng.randint(self.num_tokens + 1, min(self.num_tokens + 5, NUM_TOKENS))
         is_last = stop == NUM_TOKENS
         num_told = sum(len(record.text) for record in self.log)
@@ -49,12 +49,12 @@ class Server:
         del self.log[self.rng.randint(0, len(self.log)) :]
 
 
-# Far above what any log needs.
+# Far above the needs of any log.
 MAX_LOOKS = 1000
 
 
 class Reader:
-    """As much of ``DeltaReader`` as is not asynchronous."""
+    """The synchronous part of ``DeltaReader``."""
 
     def __init__(self) -> None:
         self.taken = TakenRecords("r")
@@ -79,7 +79,7 @@ class Reader:
 
 
 def live(rng: random.Random) -> Reader:
-    """A generation of which records are lost to the reader, and to Redis, and that goes on to its end."""
+    """Run a generation whose records are lost to the reader, and to Redis, and which continues to its end."""
     server, reader = Server(rng), Reader()
     while not reader.taken.ended:
         if not server.has_ended:
@@ -104,7 +104,7 @@ def test_each_token_and_character_is_delivered_once(first_seed: int) -> None:
         assert "".join(delta.text for delta in reader.told) == WHOLE, seed
         assert [delta.finished for delta in reader.told].count(True) == 1
         num_cut_texts += any(not delta.token_ids for delta in reader.told)
-    # The log had come further with its text than what was told, now and then.
+    # The log was sometimes further with its text than the deltas.
     assert num_cut_texts
 
 

@@ -1,4 +1,4 @@
-"""What callers say of the tokens of a prompt: vLLM's words and those of transformers, and contradictions."""
+"""Callers' options for the tokens of a prompt: vLLM's words and those of transformers, and contradictions."""
 
 from __future__ import annotations
 

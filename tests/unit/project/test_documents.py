@@ -1,4 +1,4 @@
-"""What documents and docstrings name exists."""
+"""Names in documents and docstrings exist."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("document", WRAPPED, ids=lambda path: path.name)
 def test_prose_is_wrapped(document: Path) -> None:
-    """Where a link leads does not count."""
+    """The target of a link does not count."""
     lines = [(number, LINK.sub("]", line)) for number, line in prose(document.read_text())]
     assert [number for number, line in lines if len(line) > MAX_COLUMNS] == []
 
@@ -72,7 +72,7 @@ def test_rows_of_a_table_have_as_many_cells_as_its_header(document: Path) -> Non
 
 
 def anchors(document: Path) -> set[str]:
-    """What a link may name behind ``#``: its headings, as GitHub writes them."""
+    """Return the targets that a link may name behind ``#``: its headings, as GitHub writes them."""
     headings = [line.lstrip("#").strip() for _, line in prose(document.read_text()) if line.startswith("#")]
     return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
 
@@ -144,7 +144,7 @@ def signatures(tree: ast.Module) -> Iterator[tuple[str, int, str, set[str]]]:
             fields = {target.id for target in annotated if isinstance(target, ast.Name)}
             made_by = [part for part in node.body if isinstance(part, Function) and part.name == "__init__"]
             parameters = fields.union(*map(arguments, made_by))
-            # What a base class takes is documented where it is used.
+            # The parameters of a base class are documented where it is used.
             yield (
                 node.name,
                 node.lineno,

@@ -1,4 +1,4 @@
-"""What runs without torch holds what it promises: nothing in it has torch, so nothing in it starts an engine core."""
+"""Tests that run without torch have no torch, and start no engine core."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
         cwd=TESTS.parent,
-        # Not the options that this run was given: they would change what is printed.
+        # Not the options that this run was given: they would change the output.
         env={**os.environ, "PYTEST_ADDOPTS": "", **environment},
         capture_output=True,
         text=True,

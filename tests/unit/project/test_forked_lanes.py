@@ -1,4 +1,4 @@
-"""What is forked in the place of a start: lanes, and programs that behave as those that Python starts."""
+"""Forks in the place of starts: lanes, and programs that behave as those that Python starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from ...warm_python import WARM_PYTHON_VARIABLE, WarmProgram
 
 PYTHON = sys.executable
-# Asks for all that a program is given, and ends in the way that it is told.
+# Asks for all that a program is given, and ends in the requested way.
 PROGRAM = """
 import os, sys
 print(sys.argv[1], sys.argv[3], os.getcwd(), os.environ["GIVEN"], sys.stdin.read(), __name__, sys.path[0])
@@ -67,7 +67,7 @@ def test_a_forked_program_has_the_same_input_and_output(tmp_path: Path, warm_pyt
 
     cold, warm = run(PYTHON), run(warm_python)
     assert warm[:2] == cold[:2]
-    # Of a traceback, what was raised.
+    # The last line of a traceback names the exception.
     assert (warm[2][0], warm[2][-1]) == (cold[2][0], cold[2][-1])
 
 
@@ -127,7 +127,7 @@ def test_a_warm_program_is_the_process_that_its_test_started(tmp_path: Path) -> 
         heeds.wait(0)
     heeds.send_signal(signal.SIGCONT)
     assert heeds.wait(60) == 7
-    heeds.terminate()  # nobody's any more
+    heeds.terminate()  # no program's any more
     with (tmp_path / "out").open("w") as out:
         dies = WarmProgram([PYTHON, str(path), "dies"], stdout=out)
     dies.kill()

@@ -1,4 +1,4 @@
-"""``make test-frozen``: what it freezes, and that it lets go of all in the end."""
+"""``make test-frozen``: the processes that it freezes, and that it thaws all in the end."""
 
 from __future__ import annotations
 

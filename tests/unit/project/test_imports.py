@@ -1,4 +1,4 @@
-"""Who may import whom, and what stays light."""
+"""Imports between folders, and modules that stay light."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def statements(within: ast.AST) -> Iterator[ast.stmt | ast.ExceptHandler | ast.m
 
 
 def imported(path: Path, *, with_names: bool = False) -> set[str]:
-    """Names of the modules a file imports, relative ones spelled out from the root folder.
+    """Return the names of the modules that a file imports, relative ones spelled out from the root folder.
 
     Args:
-        with_names: what is taken from a module is added to its name, as it may be a module.
+        with_names: names taken from a module are added to its name, as it may be a module.
     """
     here = path.relative_to(ROOT).parent.parts
     names: set[str] = set()
@@ -93,7 +93,7 @@ def test_imports_go_one_way(part: str) -> None:
 
 
 def rooms() -> dict[str, set[str]]:
-    """Return what each folder may import, by ``imports.toml``."""
+    """Return the imports that ``imports.toml`` allows each folder."""
     table = tomllib.loads(Path(__file__).with_name("imports.toml").read_text())
     return {folder: set(allowed) for folder, allowed in table.items()}
 
@@ -134,13 +134,13 @@ def test_every_folder_imports_only_its_row() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Not for types alone either: what stands in a circle is read, and moved, as one."""
+    """Imports for types count as well: modules in a circle are read, and moved, as one."""
     paths = {path.relative_to(ROOT).with_suffix("").parts: path for part in PARTS for path in sources(part)}
     modules = {".".join(parts).removesuffix(".__init__"): path for parts, path in paths.items()}
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():
         names = {name.removeprefix("penstock.") for name in imported(path, with_names=True)}
-        # The last part is a module, or what is taken from one.
+        # The last part is a module, or a name in one.
         graph[module] = {name if name in modules else name.rpartition(".")[0] for name in names} & modules.keys()
         graph[module].discard(module)
     graphlib.TopologicalSorter(graph).prepare()
@@ -173,7 +173,7 @@ LIGHT = (
 
 @pytest.mark.slow
 def test_light_modules_load_no_heavy_library() -> None:
-    """Each in a child of one process, which has what all import."""
+    """Each is imported in a child of one process, which has the imports that all share."""
     # Where OpenTelemetry is installed, redis-py has loaded it by itself since 7.2.
     code = f"""
 import os, sys, redis.asyncio

@@ -1,4 +1,4 @@
-"""Events of the log are names in snake_case, and ops/guide/logs.md has all of them, with what they carry."""
+"""Events of the log are names in snake_case, and ops/guide/logs.md has all of them, with their fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .test_imports import PARTS, ROOT, sources
 
 LEVELS = {"debug", "info", "warning", "error", "critical", "exception", "log"}
 SNAKE_CASE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-# What a logger is called, everywhere: `log`, or what was made of it by `bind`.
+# The name of a logger, everywhere: `log`, or one made of it by `bind`.
 LOGGERS = {"log", "self._log"}
 # Arguments that are no fields.
 NO_FIELDS = {"exc_info"}
@@ -22,7 +22,7 @@ PAGE = ROOT / "ops" / "guide" / "logs.md"
 
 @dataclass
 class Event:
-    """What the calls that log one event say of it; ``is_open`` if some of its fields come from elsewhere."""
+    """The fields of all calls that log one event; ``is_open`` if some of its fields come from elsewhere."""
 
     levels: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
@@ -30,7 +30,7 @@ class Event:
 
 
 def nodes_of(path: Path) -> Iterator[ast.AST]:
-    """What a file that logs something consists of. Each logger's name ends like this, wherever it is used."""
+    """Return the nodes of a file that logs something. Each logger's name ends like this, wherever it is used."""
     text = path.read_text()
     if "log." in text or "get_logger" in text:
         yield from ast.walk(ast.parse(text))

@@ -1,4 +1,4 @@
-"""Where people import from and what they run with ``python -m``: files may move, these names may not."""
+"""Public import paths and programs for ``python -m``: files may move, these names may not."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_public_imports_exist(module: str) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_public_programs_exist(name: str) -> None:
-    """By its file: some need torch to be imported."""
+    """Their files exist: some need torch to be imported."""
     path = ROOT.joinpath(*name.split(".")[1:])
     program = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     assert "__main__" in program.name + program.read_text()

@@ -1,7 +1,7 @@
 """Types that callers of the public API see. Nothing here runs: pyright checks it in `make check`.
 
-``assert_type`` fails for any other type, and an ignore that nothing needs is an error, so each says that what is behind
-it does not type-check.
+``assert_type`` fails for any other type, and an ignore that nothing needs is an error, so each says that the code
+behind it does not type-check.
 """
 
 from __future__ import annotations

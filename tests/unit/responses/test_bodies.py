@@ -1,4 +1,4 @@
-"""What a body asks for, and which field is named where it asks for what cannot be."""
+"""The request that a body makes, and the field that an error names."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_sampling_fields_reach_the_parameters() -> None:
 def test_logits_processors_are_chosen_as_in_a_chat() -> None:
     expected = {"logits_processors": {"ban": {"token_ids": [5]}}}
     record = prepare(vllm_xargs=expected, background=True).record
-    # Whichever gateway goes on with it reads the record.
+    # The gateway that continues with it reads the record.
     stored = msgspec.json.decode(msgspec.json.encode(record), type=StoredResponse)
     assert prepare_response(stored).chat.params.extra_args == expected
     assert prepare(vllm_xargs={}).chat.params.extra_args is None

@@ -98,12 +98,12 @@ def transcribe(deltas: list[Delta], *, after: int = -1, **fields: Any) -> tuple[
 
 
 def told(events: list[Event]) -> list[dict[str, Any]]:
-    """As a client reads them."""
+    """Return the events as a client reads them."""
     return [msgspec.json.decode(msgspec.json.encode(event)) for event in events]
 
 
 def by_character(events: list[dict[str, Any]]) -> dict[int, Any]:
-    """What stands at each number: events, and each character of a delta."""
+    """Return the content of each number: events, and each character of a delta."""
     at: dict[int, Any] = {}
     for event in events:
         number = event["sequence_number"]

@@ -1,4 +1,4 @@
-"""Who is to blame for the end of a core."""
+"""The request to blame for the end of a core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller is told, however outputs are gathered into deltas, and whichever way the request ends."""
+"""A caller's output, however outputs are gathered into deltas, and whichever way the request ends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_deadline_forgets_none(generation: Generation) -> None:
 
 
 def test_only_the_first_delta_of_an_engine_has_its_weights_version() -> None:
-    """Also of one that goes on with what another has begun; what says both then has the last."""
+    """An engine that continues another's output names its version, too; the last delta has both."""
     request = EngineCoreRequest(
         request_id="r",
         prompt_token_ids=[1] * 20,
@@ -124,14 +124,14 @@ def test_the_text_is_that_of_the_whole_however_it_is_gathered(codec: TextCodec, 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text("ab déj日🙂", max_size=16), data=st.data())
 def test_resumed_engine_sends_only_the_missing_text(codec: TextCodec, text: str, data: st.DataObject) -> None:
-    """Deltas are merged while a call to Redis is under way, and the first engine dies after any of them."""
+    """Deltas are merged during a call to Redis, and the first engine dies after any of them."""
     stop = data.draw(st.sampled_from([None, ["d x"], ["日本"], ["🙂🙂🙂"]]))
     token_ids = codec.encode(text + "x")
     params = SamplingParams(max_tokens=99, seed=1, stop=stop)
     request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=params, epoch=1)
 
     def tell(logged: list[Delta]) -> Iterator[Delta]:
-        """What is told of the tokens that ``logged`` does not have, and is then written with it."""
+        """Deliver the tokens that ``logged`` does not have, and append them to it."""
         generation = Generation(
             Segment(request, [*logged]), codec, Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)
         )
@@ -179,7 +179,7 @@ STOPS = st.sampled_from([None, ["b"], ["a d"], ["日"], ["éj", "ab"], ["🙂�
 def test_several_tokens_of_a_step_are_delivered_like_single_ones(
     codec: TextCodec, text: str, stop: list[str] | None, include: bool, data: st.DataObject
 ) -> None:
-    """A stop string may begin in one step and end in the middle of another's tokens: what follows it is not told."""
+    """A stop string may begin in one step and end in the middle of another's: text behind it is not delivered."""
     token_ids = codec.encode(text + "x")
     params = SamplingParams(max_tokens=99, seed=1, stop=stop, include_stop_str_in_output=include, logprobs=0)
     reason = data.draw(st.sampled_from([FinishReason.LENGTH, FinishReason.STOP, FinishReason.ERROR]))
@@ -187,7 +187,7 @@ def test_several_tokens_of_a_step_are_delivered_like_single_ones(
     request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=params, epoch=1)
 
     def tell(sizes: list[int]) -> tuple[Delta, bool]:
-        """All that is told of the tokens, which come in steps of these sizes; and whether the core is to stop."""
+        """Return the delivered deltas of the tokens, which come in steps of these sizes, and whether the core stops."""
         logged = [Delta(token_ids=token_ids[:num_resumed])] if num_resumed else []
         generation = Generation(
             Segment(request, logged), codec, Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)
@@ -265,7 +265,7 @@ def test_resumed_requests_and_later_segments_count_only_uncounted_tokens() -> No
 
 @pytest.fixture(scope="module")
 def spaced_codec() -> TextCodec:
-    """As Llama 2 has it: a mark begins each word, and the space of the first is stripped."""
+    """Codec as of Llama 2: a mark begins each word, and the space of the first is stripped."""
     words = ["▁", "▁the", "▁capital", "▁is", "▁Paris", "P", "aris", "."]
     vocabulary = {token: number for number, token in enumerate(["<unk>", "<s>", "</s>", *words])}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -282,7 +282,7 @@ CAPITAL = [1, 4, 5, 6]  # "the capital is"
 def tell_text(
     codec: TextCodec, prompt: list[int], output: list[int], logged: list[Delta], params: SamplingParams
 ) -> list[Delta]:
-    """Return what is told of ``output`` to whom ``logged`` has been told."""
+    """Return the text of ``output`` that a reader of ``logged`` lacks."""
     request = EngineCoreRequest(request_id="r", prompt_token_ids=prompt, sampling_params=params, epoch=1)
     claim = Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)
     generation = Generation(Segment(request, [*logged]), codec, claim)
@@ -304,7 +304,7 @@ def test_a_text_begins_with_the_space_that_follows_its_prompt(spaced_codec: Text
     assert "".join(delta.text for delta in deltas) == " Paris. the"
     tokens = [token.texts[0] for delta in deltas for token in delta.logprobs]
     assert b"".join(tokens) == b" Paris. the"
-    # A word that goes on has none, and an output that begins a text has none either.
+    # A word that continues has none, and an output that begins a text has none either.
     assert "".join(delta.text for delta in tell_text(spaced_codec, [*CAPITAL, 8], [9, 10], [], params)) == "aris."
     assert "".join(delta.text for delta in tell_text(spaced_codec, [1], [7, 10], [], params)) == "Paris."
 
@@ -353,7 +353,7 @@ def test_a_stop_string_may_begin_with_that_space(spaced_codec: TextCodec) -> Non
 def test_a_stop_string_counts_once_there_are_min_tokens(
     codec: TextCodec, text: str, min_tokens: int, data: st.DataObject
 ) -> None:
-    """As in vLLM: the text of a later token must complete it. Also where another engine has begun the output."""
+    """The text of a later token must complete it, as in vLLM, also where another engine has begun the output."""
     stop = data.draw(st.sampled_from(["a", "b1", "aa", "1a1"]))
     token_ids = codec.encode(text + "!", add_special_tokens=False)
     params = SamplingParams(max_tokens=99, min_tokens=min_tokens, seed=1, stop=[stop])

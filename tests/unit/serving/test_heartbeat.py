@@ -18,7 +18,7 @@ from penstock.worker.serving.reporting.heartbeat import Heartbeat
 
 
 class Recorder(CommandConnection):
-    """Keeps what is written instead of writing it."""
+    """Recorder that keeps written heartbeats instead of writing them."""
 
     def __init__(self) -> None:
         super().__init__("redis://nowhere")

@@ -1,4 +1,4 @@
-"""What becomes of a claimed request before the core has it."""
+"""A claimed request before the core has it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from penstock.worker.processes.ipc import WorkerChannel
 def test_a_channel_closed_while_opening_drops_its_messages(
     make_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    """As a worker process's is that is told to stop while it starts its core. The core sees the end."""
+    """A worker process that gets SIGTERM while its core starts closes it so. The core sees the end."""
 
     async def give_up() -> bytes:
         ours, theirs = socket.socketpair()

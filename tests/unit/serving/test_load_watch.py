@@ -11,7 +11,7 @@ TIMEOUT_S = 40.0
 
 
 class Core:
-    """What is seen of a core, and the time, both set by the test."""
+    """The watched state of a core, and the time, both set by the test."""
 
     def __init__(self) -> None:
         self.now = 100.0

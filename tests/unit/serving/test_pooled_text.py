@@ -1,4 +1,4 @@
-"""What a text that is pooled begins with, and the tokens of pairs."""
+"""The beginning of a pooled text, and the tokens of pairs."""
 
 from __future__ import annotations
 

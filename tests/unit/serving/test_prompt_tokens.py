@@ -1,4 +1,4 @@
-"""What of a prompt an engine gets, where the request says how much is kept."""
+"""The part of a prompt that an engine gets, where the request limits its tokens."""
 
 from __future__ import annotations
 

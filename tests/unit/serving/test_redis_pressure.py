@@ -1,4 +1,4 @@
-"""How long output waits for a Redis that is short of time."""
+"""The time for which output waits for a Redis that is short of time."""
 
 from __future__ import annotations
 

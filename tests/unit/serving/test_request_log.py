@@ -1,4 +1,4 @@
-"""What the log says of a request: ids, parameters and figures, and contents only if asked for."""
+"""The log of a request: ids, parameters and figures, and contents only on request."""
 
 from __future__ import annotations
 

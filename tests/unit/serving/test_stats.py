@@ -1,4 +1,4 @@
-"""What is told of the time of a request, and what an engine adds up."""
+"""The times of a request, and an engine's sums of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_parts_of_a_request_s_time_add_up() -> None:
     assert timing.note_output(output([5], (SCHEDULED, now + 1)), now + 4) is None
     first = timing.first_token()
     assert first is not None
-    assert 3 <= first.queue_time_s < 60  # with what this test itself takes
+    assert 3 <= first.queue_time_s < 60  # with the time of this test itself
     assert first.prefill_time_s == pytest.approx(3)
     assert first.time_to_first_token_s == pytest.approx(first.queue_time_s + first.prefill_time_s)
     assert timing.first_token() is None, "it is told once"
@@ -117,7 +117,7 @@ def test_stats_survive_the_merging_of_deltas() -> None:
 
 
 def test_our_metrics_fill_the_buckets_of_vllms_boards() -> None:
-    """A query of one bucket (le="0.5") finds it, and a small model's few milliseconds are told apart."""
+    """A query of one bucket (le="0.5") finds it, and it distinguishes a small model's few milliseconds."""
     vllms = {
         "time_to_first_token_s": "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 "
         "640 2560",

@@ -1,4 +1,4 @@
-"""What a worker process tells its supervisor, and what it leaves out while nobody reads."""
+"""Status lines of a worker process to its supervisor, and those that it drops without a reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = WorkerConfig(worker_id="w", engine_id="w-0", redis_url="", engine=Engin
 
 
 def test_a_heartbeat_goes_only_into_a_pipe_that_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A supervisor that is stopped must not stop its workers: a long line might not fit into what is left."""
+    """A supervisor that is stopped must not stop its workers: a long line might not fit into the rest of the pipe."""
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as pipe, open(writing, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)

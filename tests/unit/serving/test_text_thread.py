@@ -1,4 +1,4 @@
-"""Long text is worked on in a thread, with the GIL free, and the event loop goes on meanwhile."""
+"""A thread works on long text, with the GIL free, and the event loop continues meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an adapter's digest is of, and what is said where there is none."""
+"""The content of an adapter's digest, and the message where there is none."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from penstock.shared.process.children import start_child
 
 @pytest.fixture(autouse=True)
 def _ends_are_seen_by_the_loop() -> Iterator[None]:
-    """As they are from Python 3.12 on: nobody reaps a child before the loop has its turn."""
+    """The loop sees ends as from Python 3.12 on: no reader reaps a child before the loop has its turn."""
     if sys.version_info >= (3, 12):
         yield
         return

@@ -1,4 +1,4 @@
-"""Estimates of waiting times: closed forms, order, what is unknown."""
+"""Estimates of waiting times: closed forms, order, unknown figures."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_engines_that_begin_and_end_count_at_once() -> None:
 
 
 def test_continuing_arrivals_in_the_band_above_take_their_share() -> None:
-    """Of 5 requests a second 4 are of the band above, for as long as the one below waits."""
+    """The band above has 4 of 5 requests a second, for as long as the one below waits."""
     above = band("a", 10, entered=4.0)
     estimator = Estimator(queue(above, band("b", 20)))
     assert estimator.band_s("a") == pytest.approx(2, rel=0.02)

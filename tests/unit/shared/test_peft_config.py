@@ -1,4 +1,4 @@
-"""What is read of a PEFT configuration, and what is refused by name."""
+"""The fields of a PEFT configuration that are read, and those that are refused by name."""
 
 from __future__ import annotations
 

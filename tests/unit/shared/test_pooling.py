@@ -1,4 +1,4 @@
-"""What may be asked of a model that pools, and how its results travel."""
+"""Requests to a model that pools, and the path of its results."""
 
 from __future__ import annotations
 

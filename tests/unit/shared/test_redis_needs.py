@@ -1,4 +1,4 @@
-"""Every command that a script or a call names is one that is tried when somebody connects."""
+"""Every command that a script or a call names is tried when a process connects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is judged of a server's INFO."""
+"""Risks that a server's INFO shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of an ACL file, as they are made; what Redis does with them is tested with a server."""
+"""Lines of an ACL file, as they are made; other tests try them with a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_line_has_every_command_that_is_tried_and_no_password(role: Role, vers
     needed = NEEDED | NEEDED_FOR_JOBS if role is Role.JOBS else NEEDED
     assert {f"+{name.lower()}" for name in needed} - {*words} == {"+pubsub"}
     assert "+pubsub|numsub" in words
-    # What is taken away first is not given again as a whole.
+    # Rights that are removed first are not given again as a whole.
     assert [word for word in words if "@" in word] == ["-@all", "+@connection", "-@dangerous"]
     assert not {"+config", "+keys", "+flushall", "+acl", "+debug"} & {*words}
 

@@ -1,4 +1,4 @@
-"""What a URL with Sentinels may say, and what it must not show."""
+"""Valid URLs with Sentinels, and the passwords that they must not show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told to a service manager, by a socket as systemd has it."""
+"""Messages to a service manager, by a socket as systemd has it."""
 
 from __future__ import annotations
 

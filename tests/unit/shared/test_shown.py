@@ -40,7 +40,7 @@ def test_large_values_are_not_rendered_in_full() -> None:
     assert shown("a" * 500 + "z").endswith("z'")
 
 
-# Drawn by the letter, a text of that length takes a hundred times as long as what is to be tested.
+# Drawn by the letter, a text of that length takes a hundred times as long as the tested code.
 LONG_TEXT = st.text(st.characters(), min_size=1).map(lambda part: part * (MAX_MESSAGE_CHARS // len(part) + 1))
 
 

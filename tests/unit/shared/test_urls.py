@@ -1,4 +1,4 @@
-"""No part of a password appears in what a wrong or a right URL makes programs say."""
+"""No part of a password appears in messages about a wrong or a right URL."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_hidden(password: str, *texts: object) -> None:
 
 
 def messages_of(url: str) -> Iterator[str]:
-    """Yield what each reader of URLs says about ``url``, with the traceback that Python would print."""
+    """Yield each URL reader's message about ``url``, with the traceback that Python would print."""
     readers: list[Callable[[], object]] = [
         lambda: parse_pool(url),
         lambda: parse_shards(f"a={url}"),
@@ -97,7 +97,7 @@ def test_no_message_has_a_part_of_the_password(build: Callable[[str], str], pass
 @pytest.mark.parametrize("build", [build for build in BUILDERS if build("").startswith(("redis://", "unix", "rediss"))])
 @given(password=PASSWORDS)
 def test_an_accepted_url_has_no_part_of_the_password_elsewhere(build: Callable[[str], str], password: str) -> None:
-    """What redis-py reads as host, port, path or database stands in its errors."""
+    """Host, port, path and database, as redis-py reads them, stand in its errors."""
     try:
         pool = parse_pool(build(password))
     except ConfigurationError:

@@ -13,7 +13,7 @@ RULE = Autoscaling(least=2, most=10, wanted_wait_s=10)
     ("num_engines", "busy", "waiting_tokens", "tokens_per_s", "expected"),
     [
         (4, 0.0, 0, 4000, 2),  # never below the least
-        (4, 0.9, 0, 4000, 4),  # what runs keeps its engines
+        (4, 0.9, 0, 4000, 4),  # running requests keep their engines
         (4, 1.0, 20_000, 4000, 6),  # an engine serves 10,000 tokens in the wait that is wanted
         (4, 1.0, 900_000, 4000, 10),  # never above the most
         (3, 1.0, 5_000, 0, 4),  # nothing measured yet: one more

@@ -1,4 +1,4 @@
-"""What is counted as waiting for nothing."""
+"""Times that count as waiting for nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scenario file may say, and what it is told of mistakes."""
+"""Valid scenario files, and the messages about mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of engines at intervals, and to loggers of an operator's own."""
+"""Figures of engines at intervals, in the log and in loggers of an operator's own."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_one_line_for_all() -> None:
 class Told:
     """A logger of an operator's."""
 
-    made: ClassVar[list[object]] = []
+    instances: ClassVar[list[object]] = []
     beats: ClassVar[list[tuple[str, int]]] = []
 
     def __init__(self, configs: WorkerConfig | Sequence[WorkerConfig]) -> None:
-        self.made.append(configs)
+        self.instances.append(configs)
 
     def record(self, beat: EngineHeartbeat, engine_index: int) -> None:
         self.beats.append((beat.engine_id, engine_index))
@@ -94,10 +94,10 @@ class ToldOfAll(Told):
 def test_a_custom_stat_logger_gets_every_engine_and_may_fail(
     kind: type[Told], instances: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Told, "made", [])
+    monkeypatch.setattr(Told, "instances", [])
     monkeypatch.setattr(Told, "beats", [])
     loggers = manager(kind, interval_s=0)
-    assert Told.made == instances
+    assert Told.instances == instances
     with capture_logs() as logs:
         loggers.record([beat(0, 5), beat(1, 5)])
         loggers.log()

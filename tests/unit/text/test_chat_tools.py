@@ -178,15 +178,15 @@ CONTINUED = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ 
         (BY_MESSAGE, ["hi"], {}, True),
         (BY_MESSAGE, ["hi /no_think"], {}, False),
         (WITHOUT_MARK, ["hi /no_think"], {}, False),
-        # Somebody asks about the marks.
+        # A user asks about the marks.
         (EMPTY_PAIR, ["what is <think>"], {}, None),
         (SWITCHED, ["what is <think>"], {}, False),
         (BY_MESSAGE, ["what is <think> and </think>"], {}, True),
-        # The output goes on with a message.
+        # The output continues with a message.
         (CONTINUED, ["hi", "<think>Four and"], {}, True),
         (CONTINUED, ["hi", "<think>Four</think>S"], {}, False),
         (CONTINUED, ["hi", "S"], {}, None),
-        # Nobody knows of marks.
+        # No one knows of marks.
         ("{{ messages[0].content }}<think>", ["hi"], {}, None),
     ],
 )

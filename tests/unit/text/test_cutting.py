@@ -1,4 +1,4 @@
-"""Texts that are cut keep what the model expects around them, as transformers cuts them."""
+"""Texts that are cut keep the tokens that the model expects around them, as transformers cuts them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def sentencepiece_like() -> Tokenizer:
 
 @functools.cache
 def sentencepiece_without_fuse() -> Tokenizer:
-    """As some conversions have it: nothing joins the pieces, and no space is stripped from the beginning."""
+    """Tokenizer of some conversions: nothing joins the pieces, and no space is stripped from the beginning."""
     tokenizer = Tokenizer.from_str(sentencepiece_like().to_str())
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback()])
     return tokenizer
@@ -64,7 +64,7 @@ def metaspace() -> Tokenizer:
 
 @functools.cache
 def wordpiece(cleanup: bool = True) -> Tokenizer:
-    """As BERT has it: spaces between words, but not before punctuation."""
+    """Tokenizer as of BERT: spaces between words, but not before punctuation."""
     words = ["[UNK]", "the", "qu", "##ick", "##s", ".", ",", "'", "n't", "'s", "a", "##é", "日", "?", "do", "not", "##"]
     tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.add_special_tokens(["[CLS]", "[SEP]"])

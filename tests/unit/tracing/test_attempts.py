@@ -1,4 +1,4 @@
-"""How attempts of one request find each other."""
+"""Links between the attempts of one request."""
 
 from __future__ import annotations
 

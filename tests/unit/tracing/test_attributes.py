@@ -1,4 +1,4 @@
-"""What spans say of a request fits into them."""
+"""Attributes of a request's spans fit into them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where spans are sent, and what is loaded for it."""
+"""The endpoint of spans, and the libraries that it loads."""
 
 from __future__ import annotations
 

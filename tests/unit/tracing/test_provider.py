@@ -1,4 +1,4 @@
-"""How a provider of ours is set up, and that its end is bounded."""
+"""Setup of our provider, and the bound of its end."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_headers_continue_a_trace_and_mark_unsampled_ones(monkeypatch: pytest.Mo
     provider = open_provider("http://localhost:1", service="s")
     try:
         headers = headers_of(tracer_of(provider).start_span("one", context_of(incoming)), incoming)
-        # What a caller says of a trace without its parent is of another one.
+        # The state that a caller sends of a trace without its parent belongs to another one.
         alone = headers_of(tracer_of(provider).start_span("one", context_of(None)), {"tracestate": "old=1"})
     finally:
         provider.shutdown()

@@ -1,6 +1,6 @@
 """A group of ranks, its collectives and its messages, as a state from which every next event can be tried.
 
-The machines are the real ones. A collective is what gloo's is: whoever enters it waits until all have, and they come
+The machines are the real ones. A collective is as gloo's: whoever enters it waits until all have, and they come
 out one by one. Messages are lost, doubled and late.
 """
 
@@ -30,7 +30,7 @@ class Rank:
     arrivals: tuple[int, ...] = ()
     orders: tuple[str, ...] = ()
     at: int = 0
-    # What it waits in.
+    # The collective or message that it waits for.
     enters: tuple[Action, Flags | None] | None = None
 
     @property
@@ -51,13 +51,13 @@ class Group:
     messages: Counter[tuple[int, int]] = field(default_factory=Counter)
     losses: int = 0
     doubles: int = 0
-    # The last collective, by its number: what each rank has entered it with.
+    # The last collective, by its number: the value with which each rank has entered it.
     entered: dict[int, dict[int, tuple[Action, Flags | None]]] = field(default_factory=dict)
     num_forwards: int = 0
     last_sums: Flags | None = None
 
     def after(self, event: Event) -> Group:
-        """What comes of it, with the same ranks but the one that it happens to; this group stays as it is."""
+        """Return the group after the event, with all other ranks the same; this group stays unchanged."""
         ranks, number = self.ranks[:], event[1]
         ranks[number] = replace(ranks[number], wave=replace(ranks[number].wave))
         following = Group(
@@ -91,7 +91,7 @@ class Group:
         return ranks, tuple(sorted(self.messages.items())), self.losses, self.doubles, entered, self.last_sums
 
     def events(self) -> list[Event]:
-        """What may happen next."""
+        """Return the events that may come next."""
         events: list[Event] = []
         for number, rank in enumerate(self.ranks):
             if rank.enters is not None:

@@ -1,7 +1,7 @@
 """Every order in which a small group's events can come, and drawn ones of larger groups.
 
-Promises: all ranks enter the same collectives, waves end together, no request waits for ever, and nobody computes while
-nobody has work. ``group_model.py`` checks them at each event and at each end.
+Promises: all ranks enter the same collectives, waves end together, no request waits for ever, and no rank computes
+while no rank has work. ``group_model.py`` checks them at each event and at each end.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_an_idle_group_makes_no_collective() -> None:
     while events := state.events():
         state.happen(events[0])
     before = [rank.at for rank in state.ranks]
-    # What was on its way when the wave ended.
+    # Messages on their way when the wave ended.
     for rank in state.ranks:
         for number in range(rank.wave.number):
             rank.wave.receive_start(number)

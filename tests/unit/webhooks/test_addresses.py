@@ -1,4 +1,4 @@
-"""Which addresses a webhook may lead to, however they are spelled."""
+"""Addresses that a webhook may lead to, however they are spelled."""
 
 from __future__ import annotations
 

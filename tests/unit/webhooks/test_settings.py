@@ -1,4 +1,4 @@
-"""When an event is tried again, and what may be set."""
+"""Times at which an event is tried again, and their settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the texts of a step are cut into pieces for threads."""
+"""Cuts of a step's texts into pieces for threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where prompts with images are cut whose tokens see each other, and what each token sees."""
+"""Cuts of prompts with images whose tokens see each other, and the tokens that each token sees."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_prompt_may_be_cut_at_both_ends_of_an_image() -> None:
     cuts = [last_cut(images, num) for num in range(24)]
     assert [num for num in range(24) if cuts[num] != num] == [*range(4, 9), 13, 21]
     assert (set(cuts[4:9]), cuts[13], cuts[21]) == ({3}, 12, 20)
-    # Blocks of four: the second ends within the first image, and so does what is left of it.
+    # Blocks of four: the second ends within the first image, and so does the rest of it.
     assert [uncut_hit(images, num, 4) for num in range(6)] == [0, 0, 0, 3, 4, 5]
 
 

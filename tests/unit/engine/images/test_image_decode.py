@@ -1,4 +1,4 @@
-"""Image files that anybody may send: what is read, and what is refused in words before it costs anything."""
+"""Untrusted image files: valid ones are read, others are refused with a message before they cost anything."""
 
 from __future__ import annotations
 

@@ -25,8 +25,9 @@ _NOTHING = -1
 
 
 class GroupHash(PagedHash):
-    """A page holds a token of one group, and which group that is. Each group's part of a token's hash is made of what
-    its window shows, so a page that was given back too early, or to another, shows in the tokens, or is found poisoned.
+    """A page holds a token of one group, and the group's number. Each group's part of a token's hash is made of the
+    tokens in its window, so a page that was given back too early, or to another, shows in the tokens, or is found
+    poisoned.
     """
 
     def __init__(self, pool: BlockPool, groups: BlockGroups, max_num_seqs: int) -> None:
@@ -44,7 +45,7 @@ class GroupHash(PagedHash):
             self._cache[slots] = step.token_ids * len(self._groups) + group
 
     def _poison(self) -> None:
-        """What nobody holds, and nobody can find, is gone; and so is the null block, always."""
+        """Poison every page without an owner that no lookup can find, and always the null block."""
         for block in [*self._pool._blank, self._pool.num_blocks]:
             self._cache[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = _NOTHING
 
@@ -78,7 +79,7 @@ def make_group_core(
     is_ahead: bool = True,
     drafting: Drafting | None = None,
 ) -> tuple[EngineCore, GroupHash]:
-    """As ``make_core``; ``num_blocks`` beyond those that one request needs."""
+    """Make a core as ``make_core`` does; ``num_blocks`` counts blocks beyond those that one request needs."""
     budget = max_num_seqs + extra_budget
     groups = BlockGroups(windows, BLOCK_SIZE, budget * (1 + is_ahead))
     pool = BlockPool(groups.max_blocks_for(MAX_MODEL_LEN) + num_blocks, BLOCK_SIZE)

@@ -1,4 +1,4 @@
-"""The block pool against a model of it: block tables, what was freed when, and what is in the blocks."""
+"""The block pool against a model of it: block tables, the order of freed blocks, and the content of blocks."""
 
 from __future__ import annotations
 

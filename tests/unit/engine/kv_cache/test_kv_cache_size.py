@@ -1,4 +1,4 @@
-"""How many blocks an engine gets, and what it says when they are too few."""
+"""The number of blocks that an engine gets, and its message when they are too few."""
 
 from __future__ import annotations
 

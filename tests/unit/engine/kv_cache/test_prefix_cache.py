@@ -50,13 +50,13 @@ def expected_tokens(prompt: list[int], num_tokens: int) -> list[int]:
 
 
 class RememberingExecutor:
-    """Writes for every token whose it is and what stands before it, and reads it all back before it answers.
+    """Executor that writes every token's owner and predecessors, and reads it all back before it answers.
 
     Attributes:
         slots: the KV cache.
         num_computed: tokens computed in all steps.
         fails_next: whether the next batch of several requests raises, after it has written.
-        mistakes: what was wrong; the core takes an exception for a failing step.
+        mistakes: all that was wrong; the core takes an exception for a failing step.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -102,7 +102,7 @@ def shared_slots(request: Request, requests: Iterable[Request]) -> set[int]:
 
 
 class Engine:
-    """A core over the remembering executor, and what its requests were given."""
+    """A core over the remembering executor, and the outputs of its requests."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
 
 
 def check_what_is_found(engine: Engine) -> None:
-    """Every block that can be found holds what its hash says, whoever has written it."""
+    """Check that every block that can be found holds the tokens of its hash, whichever request has written it."""
     cache = BlockHashCache(BlockPool(1, BLOCK_SIZE))
     for block_hash, block in engine.pool._block_of_hash.items():
         slots = engine.executor.slots[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE]

@@ -1,4 +1,4 @@
-"""Groups of layers with windows: pages go back as soon as nobody looks at them, and never earlier."""
+"""Groups of layers with windows: pages go back as soon as no window needs them, and never earlier."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(
     way: str,
     failures: set[int],
 ) -> None:
-    """In any company: chunked, preempted, beside batches in flight, with drafts, on blocks that were found. A page
-    that nobody holds is poisoned before each step, and all are free in the end (``run`` says so)."""
+    """Others may run as well: chunked, preempted, during batches in flight, with drafts, on cached blocks. A page
+    without an owner is poisoned before each step, and all are free in the end (``run`` checks it)."""
     core, executor = make_group_core(
         windows,
         num_blocks,
@@ -87,7 +87,7 @@ def make_request(request_id: str, token_ids: list[int], max_model_len: int) -> R
 
 
 def step(scheduler: Scheduler) -> SchedulerOutput:
-    """One in which every request that catches up gets a 1."""
+    """Compute a step in which every request that catches up gets a 1."""
     output = scheduler.schedule()
     finish_step(scheduler, output)
     return output
@@ -157,7 +157,7 @@ def test_the_pool_has_to_hold_one_request_of_the_longest() -> None:
 
 
 def cached_after(windows: tuple[int | None, ...], first: list[int], second: list[int], num_blocks: int = 100) -> int:
-    """How many tokens of ``second`` are found once ``first`` was computed."""
+    """Return the number of cached tokens of ``second`` once ``first`` was computed."""
     scheduler, output = make_scheduler(windows, num_blocks, caching=True), SchedulerOutput()
     for request_id, tokens in (("0", first), ("1", second)):
         scheduler.add_request(make_request(request_id, tokens, len(tokens) + 1))
@@ -175,8 +175,8 @@ def test_a_prefix_is_a_hit_if_its_last_window_is_cached(windows: tuple[int | Non
 
 
 def test_a_prefix_is_no_hit_once_a_group_lacks_its_blocks() -> None:
-    """Pages are taken in the order in which they were given back: those behind windows first, then what a request held
-    at its end. So with the end of a prefix goes all of it, since in front of it there are no windows any more."""
+    """Pages are taken in the order in which they were given back: those behind windows first, then those that a request
+    held at its end. So with the end of a prefix goes all of it, since in front of it there are no windows any more."""
     scheduler = make_scheduler((None, 8), 38, caching=True)
     scheduler.add_request(make_request("0", [5] * 60, 61))
     while scheduler.has_unfinished_requests:

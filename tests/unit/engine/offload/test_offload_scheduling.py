@@ -1,4 +1,4 @@
-"""Requests whose beginnings are read: they get the tokens they would get without, and nobody waits for a disk."""
+"""Requests whose beginnings are read: they get the same tokens as without, and no other request waits for a disk."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class GatedTiers(Tiers):
 
 
 class Made:
-    """A core whose blocks are kept in memory beside its cache."""
+    """A core whose blocks are kept in memory outside its cache."""
 
     def __init__(
         self, memory: MemoryTier | None = None, num_blocks: int = 30, max_num_seqs: int = 4, *, is_ahead: bool = False
@@ -61,7 +61,7 @@ class Made:
         self.executor, self.pool = PagedHash(num_blocks, max_num_seqs), BlockPool(num_blocks, BLOCK_SIZE)
         cache = torch.from_numpy(self.executor._cache).view(num_blocks, BLOCK_SIZE)
         self.tiers = GatedTiers(self.memory)
-        # As an engine that comes after another one: the memory stays what it is.
+        # As an engine that comes after another one: the memory stays the same.
         self.tiers._identity = IDENTITY
         write_behind = WriteBehind(self.tiers, HostBlocks(lambda: [cache]), self.pool)
         loader = Loader(self.tiers, HostBlocks(lambda: [cache]))
@@ -86,7 +86,7 @@ class Made:
         assert self.core.add_request(message) is None
 
     def step_until(self, is_so: Callable[[], bool]) -> dict[str, list[int]]:
-        """Step until it is so; the tokens of each request, and of its first output what was cached."""
+        """Step until the condition holds; return each request's tokens, and the cached tokens of its first output."""
         tokens: dict[str, list[int]] = {}
         give_up_at = time.monotonic() + DEADLINE_S
         while not is_so():
@@ -107,7 +107,7 @@ class Made:
 
 @pytest.fixture
 def filled() -> MemoryTier:
-    """What an engine has left that has answered PROMPT."""
+    """The memory of an engine that has answered PROMPT."""
     engine = Made()
     engine.add("before", PROMPT)
     engine.finish()
@@ -247,7 +247,7 @@ def test_a_block_that_is_taken_while_it_is_copied_is_not_kept() -> None:
     class Slow(HostBlocks):
         def read(self, blocks: Any, rows: Row) -> None:
             super().read(blocks, rows)
-            # Meanwhile somebody else has got it.
+            # Meanwhile another request has got it.
             pool.free([block])
             pool.allocate(2)
 

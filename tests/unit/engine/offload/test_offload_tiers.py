@@ -1,4 +1,4 @@
-"""Where KV blocks are kept beside the cache: bounds, order, damage, sharing, and disks that do not take more."""
+"""Tiers that keep KV blocks outside the cache: bounds, order, damage, sharing, and full disks."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_blocks_of_another_identity_are_never_read(tmp_path: Path) -> None:
     other = folder_of(tmp_path, identity=OTHERS)
     assert hash_of(1) not in other
     assert not read(other, 1)
-    # Not even if somebody moves the file.
+    # Not even if a user moves the file.
     (ours,) = files(tmp_path)
     theirs = tmp_path / "blocks" / OTHERS.hex() / ours.parent.name / ours.name
     theirs.parent.mkdir(parents=True)
@@ -150,7 +150,7 @@ def test_engines_of_several_models_share_one_bound(tmp_path: Path, monkeypatch: 
     assert len(files(tmp_path)) == 3
     assert not read(tier, 1), "the oldest of all made room, and who wrote it finds it gone"
     assert read(tier, 2)
-    # What another engine has used since is not the oldest any more. (Files of one tick of the clock would be as old.)
+    # A file that another engine has used since is not the oldest any more. (Files of one clock tick would be as old.)
     for identity, number, seconds_ago in ((OURS, 2, 30), (OTHERS, 4, 20), (OTHERS, 3, 10)):
         used_ns = time.time_ns() - seconds_ago * 10**9
         os.utime(tmp_path / "blocks" / folder_tier.file_name(identity, hash_of(number)), ns=(used_ns, used_ns))
@@ -195,7 +195,7 @@ def test_files_of_a_killed_writer_are_removed_and_recounted(tmp_path: Path) -> N
 
 @contextmanager
 def no_file_may_be_larger(num_bytes: int) -> Iterator[None]:
-    """As on a full disk: the kernel refuses to write more."""
+    """Make the kernel refuse larger writes, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

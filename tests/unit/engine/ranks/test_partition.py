@@ -1,4 +1,4 @@
-"""How a step is cut into forwards for a model that keeps more than keys and values."""
+"""Cuts of a step into forwards, for a model that keeps more than keys and values."""
 
 from __future__ import annotations
 

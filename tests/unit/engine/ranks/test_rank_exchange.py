@@ -1,4 +1,4 @@
-"""Other weights for several ranks: what one of them cannot load, none has."""
+"""Other weights for several ranks: if one rank cannot load them, none has them."""
 
 from __future__ import annotations
 

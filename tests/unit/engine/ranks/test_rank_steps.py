@@ -1,4 +1,4 @@
-"""Steps on their way to other ranks: what arrives is what was sent, and of block tables only changes travel."""
+"""Steps on their way to other ranks arrive unchanged, and of block tables only changes travel."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_messages_arrive_whole_and_in_order_and_the_end_is_detected() -> None:
 
 
 def test_the_numbers_of_a_copy_are_those_of_the_host() -> None:
-    """On another device they are what was copied from: reading them back would wait for it."""
+    """On another device they equal their source: reading them back would wait for it."""
     meta = torch.device("meta")
     array = np.arange(4)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Who is told to have ended an engine of several ranks, however late the end of a rank can be seen."""
+"""The rank to blame for the end of an engine of several ranks, however late the end of a rank can be seen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.worker.engine.ranks.messages import RankAnswer, RankChannel, RankF
 from penstock.worker.engine.ranks.process import RankProcess
 from penstock.worker.engine.ranks.team import RankKilledError, RankLostError, RankTeam
 
-# What gloo says of a rank whose sockets are closed.
+# gloo's message about a rank whose sockets are closed.
 CLOSED = RuntimeError("Connection closed by peer [127.0.0.1]")
 
 
@@ -43,7 +43,7 @@ class PlayedRank(RankProcess):
         stack.callback(self.its_end.close)
 
     def end(self) -> None:
-        """As it does by itself; whoever asks for its status is the first."""
+        """End the rank as if by itself; the next reader of its status is the first."""
         assert self.played.stdin is not None
         self.played.stdin.write(b"\n")
         self.played.stdin.flush()
@@ -55,7 +55,7 @@ WATCH = RankTeam._watch
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlayedRank]]:
-    # The thread would end this process; and nobody has time.
+    # The thread would end this process; and no rank has time.
     monkeypatch.setattr(RankTeam, "_watch", lambda team: None)
     monkeypatch.setattr(team_module, "GRACE_S", 0.0)
     with ExitStack() as stack:

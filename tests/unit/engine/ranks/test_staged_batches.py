@@ -81,7 +81,7 @@ def make_pipeline(num_stages: int = 2, **options: Any) -> tuple[PipelinedCore, P
 
 
 def in_flight(core: PipelinedCore) -> list[list[str]]:
-    """Who is in which batch, the oldest first."""
+    """Return the requests of each batch, the oldest batch first."""
     return [[request.request_id for request in batch.requests] for batch in core._stages.batches]
 
 
@@ -106,7 +106,7 @@ def test_running_requests_are_spread_over_the_stages_and_end_in_order() -> None:
     assert sorted(map(len, flying)) == [2, 2, 3]
     for first, second in combinations(flying, 2):
         assert not set(first) & set(second)
-    # The oldest lands, and goes on behind the others.
+    # The oldest lands, and continues behind the others.
     assert [output.request_id for output in core.step_fn()] == flying[0]
     assert core.step_fn() == []
     assert in_flight(core) == [*flying[1:], flying[0]]
@@ -173,7 +173,7 @@ def test_no_request_is_preempted_in_flight() -> None:
 
 
 def test_blocks_computed_in_flight_are_waited_for_and_shared() -> None:
-    """In steps of eight tokens: the second request would compute what the first one does."""
+    """Steps have eight tokens: the second request would compute the blocks of the first one."""
     core, _ = make_pipeline(is_caching=True, extra_budget=4)
     add(core, "a", "b", prompt=[5] * 17, max_tokens=2)
     core.step_fn()
@@ -250,7 +250,7 @@ def test_the_times_of_batches_that_overlap_add_up_to_that_of_the_thread(monkeypa
     times = [
         (stats.schedule_time_s, stats.execute_time_s, stats.update_time_s) for stats in events if stats is not None
     ]
-    # What is computed for another while it is paused is not counted.
+    # Tokens computed for another request during its pause are not counted.
     assert times == [(1, 2, 1)] * 8
 
 

@@ -1,4 +1,4 @@
-"""Sampling tables of requests, and what holds for every row of one."""
+"""Sampling tables of requests, and checks that hold for every row of one."""
 
 from __future__ import annotations
 

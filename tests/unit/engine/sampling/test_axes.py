@@ -1,4 +1,4 @@
-"""Positions in three axes: an image's from its patches, what follows it behind the longer side."""
+"""Positions in three axes: an image's from its patches, those after it behind the longer side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.worker.engine.scheduling.request import Request
 
 # Two rows and three columns of patches.
 GRID = np.array([[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]])
-# Two words, the image, two words, which go on behind its three columns; and what is generated.
+# Two words, the image, two words, which continue behind its three columns; and the generated tokens.
 WHOLE = [
     [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 7, 8],
     [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 8],
@@ -53,7 +53,7 @@ def test_positions_follow_the_grid_in_chunks_and_beyond_the_prompt() -> None:
     table = AxesTable()
     table.set_row(2, request(ImageSpan(2, 8, list(range(2, 8)), b"a", None, GRID)))
     assert taken(table, step([2], [12], [12])) == WHOLE
-    # Chunks that end inside of the image and behind the prompt; and, beside them, a request of text alone.
+    # Chunks that end inside of the image and behind the prompt; and, next to them, a request of text alone.
     assert taken(table, step([2], [5], [5])) == [axis[:5] for axis in WHOLE]
     assert taken(table, step([7, 2], [3, 11], [2, 6])) == [[1, 2, *axis[5:11]] for axis in WHOLE]
     assert taken(table, step([2], [12], [1])) == [[8], [8], [8]]

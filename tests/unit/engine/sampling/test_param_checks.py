@@ -1,4 +1,6 @@
-"""What an engine refuses because of its vocabulary or the prompt, and that the message says what and why."""
+"""Parameters that an engine refuses because of its vocabulary or the prompt; the message names the field and the
+reason.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Penalties against transformers' processor, the formula over a whole vocabulary, and what is drawn with them."""
+"""Penalties against transformers' processor, the formula over a whole vocabulary, and draws with them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def penalised(logits: torch.Tensor, table: SamplingTable) -> torch.Tensor:
 
 
 def processed(process: Any, request: Request, logits: torch.Tensor) -> torch.Tensor:
-    """``[V]`` after one of transformers' processors, whose type hints are narrower than what they take."""
+    """Return ``[V]`` after one of transformers' processors, whose type hints are narrower than the types that they
+    accept.
+    """
     return process(torch.tensor([request.token_ids]), logits[None].clone())[0]
 
 

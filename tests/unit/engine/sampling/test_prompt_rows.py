@@ -1,4 +1,4 @@
-"""Which tokens of a step are judged for prompt_logprobs, how many, and when what they tell is given out."""
+"""The tokens of a step that are judged for prompt_logprobs, their number, and the step that delivers them."""
 
 from __future__ import annotations
 

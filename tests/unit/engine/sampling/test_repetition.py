@@ -1,4 +1,4 @@
-"""Repetition in an output, against the definition, and what ends a request first."""
+"""Repetition in an output, against the definition, and the first of several reasons to end a request."""
 
 from __future__ import annotations
 

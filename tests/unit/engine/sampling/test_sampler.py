@@ -48,7 +48,7 @@ def rows_of(num_rows: int, seed: int = 7, **params: Any) -> SamplingRows:
 def exact_probabilities(
     logits: torch.Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> NDArray[np.float64]:
-    """What the filters leave of ``logits``, ``[V]``, in vLLM's order."""
+    """Return the probabilities of ``logits``, ``[V]``, after the filters, in vLLM's order."""
     values = logits.double().numpy() / temperature
     weights = np.exp(values - values.max())
     weights[weights < min_p] = 0.0

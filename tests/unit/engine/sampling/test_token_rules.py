@@ -1,4 +1,4 @@
-"""Rules about single tokens against transformers' processors, with each other, and what is drawn under them."""
+"""Rules about single tokens against transformers' processors, with each other, and draws under them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One batch ahead: the same tokens as one batch at a time, under random load, by a model that reads a paged cache."""
+"""Running one batch ahead: the same tokens as one batch at a time, under random load, by a model that reads a paged
+cache.
+"""
 
 from __future__ import annotations
 

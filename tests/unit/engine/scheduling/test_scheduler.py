@@ -28,7 +28,7 @@ POLICIES = (FirstComeFirstServed(), Priority())
 
 @dataclass
 class Arrival:
-    """A request of the random load and what will happen to it."""
+    """A request of the random load and its future."""
 
     step: int
     num_prompt_tokens: int
@@ -99,7 +99,7 @@ def schedule_checked(scheduler: Scheduler, policy: OrderingPolicy) -> SchedulerO
     output = scheduler.schedule()
     scheduler.check_invariants()
     running, waiting = list(scheduler._running), list(scheduler._waiting)
-    # One that was preempted may be admitted again at once: somebody else holds what it had computed, too.
+    # A preempted request may be admitted again at once: another one holds its blocks, too.
     stayed = [r for r in before if r in running and r.request_id not in output.released_ids]
     assert output.requests == stayed + [r for r in output.requests if r not in stayed]
     assert sorted(output.requests, key=policy.key) == running, "whoever runs has work, and nobody else"

@@ -1,4 +1,4 @@
-"""How many prompts that are computed whole go into a step."""
+"""The number of prompts that are computed whole in a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUDGET = 40
         (None, [10, 10, 10, 9, 9], [10, 10, 10, 9]),
         (20, [10, 10, 10], [10, 10]),
         (20, [10, 11, 10], [10]),
-        # One that is longer than what is enough has a step of its own, wherever it stands.
+        # A prompt that is longer than enough has a step of its own, wherever it stands.
         (20, [30, 5], [30]),
         (20, [5, 30], [5]),
         (BUDGET + 10, [30, 20], [30]),

@@ -1,4 +1,4 @@
-"""What drafts may cost a request: a bound that holds for any text, and what has to be right for more of them."""
+"""The cost of drafts to a request: a bound that holds for any text, and the right drafts that earn more of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .always import Always
 
 
 class Decoding:
-    """One request that decodes, step by step, with ``drafter``; ``others`` are rows of others in a step."""
+    """A request that decodes, step by step, with ``drafter``; ``others`` are rows of others in a step."""
 
     def __init__(self, num_blocks: int = 100) -> None:
         self.drafter = Always()
@@ -30,7 +30,7 @@ class Decoding:
         self.other = Request("other", [5] * 50, SamplingParams(), max_model_len=1100)
 
     def step(self, num_right: int = 0, others: int = 0) -> int:
-        """Compute a step in which so many drafts come true; returns how many drafts there were."""
+        """Compute a step in which this many drafts come true; return the number of drafts."""
         output = SchedulerOutput()
         self.tables.grow(self.request, self.request.num_tokens)
         output.add(self.request, 1)
@@ -57,7 +57,7 @@ def test_unpredictable_text_takes_at_most_two_percent_longer(num_tokens: int) ->
 @given(rights=st.lists(st.integers(0, 3), min_size=1, max_size=300))
 @settings(max_examples=50, deadline=None)
 def test_no_text_loses_more_than_the_allowance(rights: list[int]) -> None:
-    """In steps: what those with drafts took longer, less what right drafts have saved."""
+    """The loss counts in steps: the longer time of steps with drafts, less the steps saved by right drafts."""
     decoding = Decoding()
     cost, num_before = 0.0, decoding.request.num_tokens
     for num_right in rights:

@@ -1,4 +1,4 @@
-"""Several tokens of a request in a step: all that comes of it is what as many steps of one token give."""
+"""Several tokens of a request in a step have the same results as that many steps of one token."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def with_end(token_id: int, place: int) -> list[int]:
 
 
 Kind = Callable[[int], tuple[list[int], dict[str, Any], Ending | None]]
-# What a model says, what is asked of it and the grammar, such that output token ``place`` is the last, counted from 1.
+# The model's output, the request's options and the grammar, such that output token ``place``, from 1, is the last.
 KINDS: dict[str, Kind] = {
     "end of sequence": lambda place: (with_end(EOS, place), {}, None),
     "stop token": lambda place: (with_end(STOP, place), {"stop_token_ids": [STOP]}, None),
@@ -154,7 +154,7 @@ def told(token_id: int) -> TokenLogprobs:
 
 
 def serve(kind: str, place: int, num_at_once: int) -> tuple[EngineCoreOutput, Scheduler, BlockPool]:
-    """All that comes of a request, whose tokens come so many in a step."""
+    """Return all results of a request with this many tokens in a step."""
     script, options, grammar = KINDS[kind](place)
     pool = BlockPool(16, 2)
     scheduler = Scheduler(

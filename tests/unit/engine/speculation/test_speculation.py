@@ -1,4 +1,4 @@
-"""Guesses: what is guessed, how much, and that all that comes of a request is as without."""
+"""Guesses: their tokens and number, and that a request's results are the same as without them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_tokens_equal_those_without_speculation(
     num_free_rows: int,
     failures: set[int],
 ) -> None:
-    """The model says a hash of what its cache holds, so a guess that stays in it shows."""
+    """The model's tokens are a hash of its cache, so a guess that stays in it shows."""
     outputs = {str(index): [7] * one.num_delivered + alone(one)[0] for index, one in enumerate(load)}
     speculation = Speculation(5, num_free_rows, NoMemory(Oracle(outputs, share, VOCAB_SIZE)))
     core, executor = make_core(
@@ -190,7 +190,7 @@ def test_an_ngram_continues_as_before(token_ids: list[int], expected: list[int])
     request = asked_with(token_ids[:1], [])
     drafter = NgramDrafter(request)
     for token_id in token_ids[1:]:
-        drafter.draft(request, 4)  # what it has read, it has read once
+        drafter.draft(request, 4)  # it reads each token once
         request.token_ids.append(token_id)
     assert drafter.draft(request, 4) == expected
     assert NgramDrafter(request).draft(request, 4) == expected

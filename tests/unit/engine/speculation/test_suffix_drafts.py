@@ -1,4 +1,4 @@
-"""Guesses from what other requests said: those of one tenant and salt, within bounds, and nothing else."""
+"""Guesses from outputs of other requests: those of one tenant and salt, within bounds, and no others."""
 
 from __future__ import annotations
 

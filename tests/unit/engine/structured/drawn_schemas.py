@@ -178,7 +178,7 @@ class SchemaSource:
         return schema
 
     def schema(self, depth: int) -> Any:
-        """One schema with others in it, at most ``depth`` deep."""
+        """Draw a schema with others in it, at most ``depth`` deep."""
         if self._chance(0.02) or self._rarely(0.04):
             return self._rng.choice((True, {}, {}) if self.is_sound else (True, False))
         kinds = [self._typed] * 12 + [self._constant] * 3 + [self._reference] * 2 + [self._combined] * 4
@@ -190,14 +190,14 @@ class SchemaSource:
         return schema
 
     def _rarely(self, probability: float) -> bool:
-        """Whether to draw what is odd."""
+        """Decide whether to draw an odd value."""
         return not self.is_sound and self._chance(probability)
 
     def _chance(self, probability: float) -> bool:
         return self._rng.random() < probability
 
     def _some(self, keywords: dict[str, Any], expected: float = 1.2) -> dict[str, Any]:
-        """About ``expected`` of ``keywords``, each with what its function draws."""
+        """Draw about ``expected`` of ``keywords``, each with a value from its function."""
         return {name: draw() for name, draw in keywords.items() if self._chance(expected / len(keywords))}
 
     def _typed(self, depth: int) -> dict[str, Any]:

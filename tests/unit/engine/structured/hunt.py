@@ -1,4 +1,4 @@
-"""Looks for schemas whose grammars let through what they forbid, for as long as one likes.
+"""Search for schemas whose grammars let through texts that they forbid, without an end.
 
 python -m tests.unit.engine.structured.hunt [NUMBER] [SEED]
 """
@@ -42,5 +42,5 @@ def main(number: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    given = [int(argument) for argument in sys.argv[1:]]
-    sys.exit(min(main(*(given + [1000, 0][len(given) :])), 1))
+    arguments = [int(argument) for argument in sys.argv[1:]]
+    sys.exit(min(main(*(arguments + [1000, 0][len(arguments) :])), 1))

@@ -1,7 +1,7 @@
 """Whatever schema is accepted: the outputs of its grammar are JSON, and jsonschema finds them valid.
 
 More of them, with shrinking: ``PENSTOCK_DRAWN_SCHEMAS=20000 pytest`` with this file; without, by seeds and with a count
-of what is accepted: ``python -m tests.unit.engine.structured.hunt``.
+of accepted schemas: ``python -m tests.unit.engine.structured.hunt``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .drawn_schemas import SchemaSource
 from .walking import compiled, fault_of, load
 
 NUM_SCHEMAS = int(os.environ.get("PENSTOCK_DRAWN_SCHEMAS", "150"))
-# Of what people write, most has a grammar with either library.
+# Most common schemas have a grammar with either library.
 NUM_SOUND, LEAST_ACCEPTED = 60, 20
 
 

@@ -1,4 +1,4 @@
-"""Schemas that grammars once let through, each refused or held to now; and what people write, which is accepted."""
+"""Schemas that grammars once let through, each refused or held to now; and common schemas, which are accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests wait for their grammars and hold up nobody."""
+"""Requests wait for their grammars and hold up no others."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FakeCompiled:
 
 
 class FakeBackend:
-    """``slow…`` waits until it is let go, ``bad…`` is refused, ``panic…`` raises what is no Exception."""
+    """Backend in which ``slow…`` waits for its release, ``bad…`` is refused, ``panic…`` raises a BaseException."""
 
     def __init__(self) -> None:
         self.compiled: list[str] = []
@@ -258,7 +258,7 @@ def test_one_that_takes_too_long_is_refused_and_its_thread_replaced(backend: Fak
     late = ends(admission, 1)["late"]
     assert late is not None
     assert (late.code, late.retryable) == (BUSY, True)
-    # What comes in the end is kept.
+    # The late grammar is kept.
     backend.release_slot.set()
     until(lambda: admission.cache.get(GrammarSpec(GrammarKind.REGEX, "slow 0")) is not None)
     admission.add(asking("back", "slow 0"))

@@ -1,4 +1,4 @@
-"""Grammars of both libraries under the one interface, and what stands before them: regexes, vocabularies, UTF-8."""
+"""Grammars of both libraries under the one interface, and its inputs: regexes, vocabularies, UTF-8."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_regexes_are_read_as_python_does(pattern: str, normal: str) -> None:
         assert bool(re.fullmatch(pattern, text)) == bool(re.fullmatch(normal, text)), text
 
 
-# What every reading agrees on: Python's, with and without re.ASCII, and JavaScript's.
+# Texts on which every reading agrees: Python's, with and without re.ASCII, and JavaScript's.
 CLASS_TABLE = [
     (r"\d", "7", "a\u0663\u00b2\uff17"),
     (r"\D", "a\u00e9", "7\u0663\uff17"),
@@ -284,7 +284,7 @@ def test_bytes_that_are_not_utf8_are_masked() -> None:
         bitmask = new_bitmask(1, len(tokens))
         guard.restrict(bitmask, 0, last)
         ids = np.flatnonzero(np.unpackbits(bitmask[0].view(np.uint8), bitorder="little", count=len(tokens)))
-        # What is no continuation byte is left to the grammar.
+        # Bytes that continue no character are left to the grammar.
         assert set(range(len(tokens))) - set(ids.tolist()) == forbidden
 
 

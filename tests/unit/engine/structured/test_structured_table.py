@@ -1,4 +1,4 @@
-"""Masks on logits, and what becomes of a request whose grammar fails."""
+"""Masks on logits, and the end of a request whose grammar fails."""
 
 from __future__ import annotations
 

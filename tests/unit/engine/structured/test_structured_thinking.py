@@ -1,4 +1,4 @@
-"""A grammar behind a model's thinking: where it begins, whatever was delivered before, and what thinking may be."""
+"""A grammar behind a model's thinking: its beginning, whatever was delivered before, and the rules for thinking."""
 
 from __future__ import annotations
 

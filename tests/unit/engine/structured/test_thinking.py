@@ -1,4 +1,4 @@
-"""A thinking budget: when the end is forced, and on whom."""
+"""A thinking budget: the step that forces the end, and the requests that it applies to."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sampled(table: SamplingTable, requests: tuple[Request, ...]) -> list[bool]:
         ([1], [START, 1, START, 1], True),
         ([1, START], [1, 1], False),
         ([1, START], [1, 1, 1], True),
-        # What the prompt has thought counts, from its last start on.
+        # The prompt's thinking counts, from its last start on.
         ([1, START, 1, 1], [1], True),
         ([START, 1, 1, 1, 1, START, 1], [1], False),
         ([1, START, 1, 1, END, 1], [1, 1, 1], False),

@@ -1,4 +1,4 @@
-"""What holds an output to tool calls, as the libraries of grammars take it."""
+"""Constraints that hold an output to tool calls, in the syntax of the libraries of grammars."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 class Held:
-    """What an output is held to; says what may be one."""
+    """A constraint on outputs; returns whether a text fits it."""
 
     def __init__(self, backend: Backend, tokenizer: Tokenizer, constraint: StructuredOutputsParams | None) -> None:
         assert constraint is not None

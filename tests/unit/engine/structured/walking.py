@@ -31,7 +31,7 @@ TOKENS = [bytes([byte]) for byte in range(256)] + [piece.encode() for piece in P
 EOS = len(TOKENS)
 VOCABULARY = Vocabulary([*TOKENS, b""], [EOS])
 MAX_TOKENS = 250
-# After so many tokens only what brings the end nearer is chosen, where it may be.
+# After this many tokens only tokens that bring the end nearer are chosen, where possible.
 HURRY_AFTER = 40
 NUM_WALKS = 4
 _CLOSING = [EOS, *(TOKENS.index(char.encode()) for char in '"}]')]
@@ -45,7 +45,7 @@ def load(name: str) -> Backend:
 
 
 def compiled(backend: Backend, schema: Any, *, is_tight: bool = False) -> CompiledGrammar | None:
-    """The grammar of ``schema``, tight without whitespace; None if it is refused, as what takes too long is."""
+    """Return the grammar of ``schema``, tight without whitespace; None if it is refused or takes too long."""
     results: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def work() -> None:
@@ -68,7 +68,7 @@ def compiled(backend: Backend, schema: Any, *, is_tight: bool = False) -> Compil
 
 
 def fault_of(grammar: CompiledGrammar, schema: Any) -> str | None:
-    """What is wrong with the outputs of ``schema``'s grammar; None if nothing is."""
+    """Return the fault in the outputs of ``schema``'s grammar; None without one."""
     judge = Judge(schema)
     if judge.objection is not None:
         return f"accepted, but is no schema: {judge.objection}"
@@ -84,7 +84,7 @@ def fault_of(grammar: CompiledGrammar, schema: Any) -> str | None:
 
 
 def walk(constraint: GrammarConstraint, rng: Random) -> tuple[bytes | None, str | None]:
-    """One output, None if it has no end within ``MAX_TOKENS``; and why it could not go on, if it could not."""
+    """Return an output, None if it has no end within ``MAX_TOKENS``, and the reason if it could not continue."""
     output: list[int] = []
     bitmask = new_bitmask(1, VOCABULARY.size)
     style = rng.choice(("any", "plain", "hurry"))
@@ -184,7 +184,7 @@ class Judge:
         ]
 
     def fault_of(self, text: bytes) -> str | None:
-        """Why ``text`` is not what the schema says, neither with exact numbers nor with doubles; None if it is."""
+        """Return why ``text`` violates the schema, both with exact numbers and with doubles; None if it is valid."""
         faults = [self._fault_of(text, *reading) for reading in self._readings]
         return None if None in faults else faults[0]
 
