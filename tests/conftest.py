@@ -46,16 +46,16 @@ if not HAS_GPU:
     # Read when Triton is first imported, its own library of functions included; on a CPU nothing of ours uses it else.
     os.environ["TRITON_INTERPRET"] = "1"
 
-# Read when torch is first imported, here and in what tests start; engines set their own number. Threads of torch wait
-# for each other by spinning, which on few cores with several test processes is most of what the suite would compute.
+# Read when torch is first imported, here and in programs of the tests; engines set their own number. Threads of torch
+# wait for each other by spinning, which on few cores with several test processes would take most of the suite's time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # numpy's would be there from its import on, and keep lanes from being forked.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Set where a folder is to stay clean, it would have every process that a test starts compile all our sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A slow machine is no failure. Drawn examples are those of the last run as long as a test stays what it is: others are
-# looked for where somebody wants to find something, and not where somebody else's change is judged.
+# A slow machine is no failure. Drawn examples are those of the last run as long as a test stays the same: others are
+# looked for in a search for errors, and not where a change is judged.
 hypothesis.settings.register_profile(
     "penstock",
     deadline=None,
@@ -89,7 +89,7 @@ _OBJECTS_PER_COLLECTION = 20_000
 def pytest_configure(config: pytest.Config) -> None:
     # Until everything is imported and collected there is next to no garbage, and looking for it is a third of the time.
     gc.disable()
-    # Of what tests and the programs forked for them make; by default it is looked for every 700 objects.
+    # Garbage of tests and the programs forked for them; by default it is looked for every 700 objects.
     gc.set_threshold(_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
     _log_plainly()
     if config.getoption("--fast"):
@@ -151,7 +151,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 _GUARD = BlockBuster(
     scanned_modules=[f"penstock.{part}" for part in ("producer", "shared", "worker", "ops")],
-    # A forked lane runs below it: what its tests do themselves is not what our code does.
+    # A forked lane runs below it: calls of its tests themselves are not calls of our code.
     excluded_modules=["penstock.worker.processes.forking"],
 )
 

@@ -10,7 +10,7 @@ from penstock.producer import IOProcessor, PoolingParams, PoolingRequestOutput
 
 
 class Nearest(IOProcessor):
-    """I/O processor that ranks the names nearest to a thing: ``{"thing": ..., "names": [...]}``."""
+    """I/O processor that returns the name nearest to a thing: ``{"thing": ..., "names": [...]}``."""
 
     name = "nearest"
 

@@ -80,7 +80,7 @@ class RedisServer:
             return client.execute_command(*command)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; return once a stopped server has stopped, and has finished its earlier commands."""
+        """Send a signal; after SIGSTOP return once the server has stopped and runs no more commands."""
         assert self._process is not None
         self._process.send_signal(number)
         if number is signal.SIGSTOP:

@@ -46,7 +46,7 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("request", "statuses"),
+    ("sent_bytes", "statuses"),
     [
         pytest.param(b"", [], id="nothing"),
         pytest.param(b"\r\n", [], id="an empty line"),
@@ -60,9 +60,9 @@ def read_to_end(connection: socket.socket) -> bytes:
         pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", [b"408"], id="half of the chunks"),
     ],
 )
-def test_half_requests_are_ended(impatient: LocalGateway, request: bytes, statuses: list[bytes]) -> None:
+def test_half_requests_are_ended(impatient: LocalGateway, sent_bytes: bytes, statuses: list[bytes]) -> None:
     with connect(impatient) as connection:
-        connection.sendall(request)
+        connection.sendall(sent_bytes)
         reply = read_to_end(connection)
     assert [line.split()[1] for line in reply.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")] == statuses
 

@@ -284,7 +284,7 @@ def test_a_process_that_cannot_start_ends_all_with_its_sentence(redis_url: str, 
     ):
         pass
     lines = [json.loads(line)["event"] for line in (tmp_path / "gateway.log").read_text().splitlines()]
-    # The Redis of the tests keeps nothing, which is told as well.
+    # The Redis of the tests keeps nothing, which is reported as well.
     assert lines == ["redis_risk", "gateway_not_started"]
 
 

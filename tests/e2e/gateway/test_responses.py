@@ -42,7 +42,7 @@ async def ai(gateway: LocalGateway) -> AsyncIterator[AsyncOpenAI]:
 
 @pytest.fixture
 async def responses(client: Client, deployment: LocalStack) -> AsyncIterator[Responses]:
-    """The gateway's store of responses, on the same Redis."""
+    """The gateway's responses, on the same Redis."""
     commands = CommandConnection(deployment.url)
     parsers = ModelParsers(client, ParserChoice())
     yield Responses(client, commands, Keys(), parsers, result_ttl_s=60)

@@ -44,7 +44,7 @@ def test_the_start_message_states_who_has_access(
     redis_url: str, tmp_path: Path, options: list[str], warned: str | None
 ) -> None:
     lines = [json.loads(line) for line in start(redis_url, tmp_path, *options).splitlines()]
-    # The Redis of the tests keeps nothing, which is told as well.
+    # The Redis of the tests keeps nothing, which is reported as well.
     assert lines.pop(0)["risk"] == "redis_not_persistent"
     assert [line["level"] for line in lines] == (["warning"] if warned else [])
     assert [line["event"] for line in lines] == ([warned] if warned else [])

@@ -40,7 +40,7 @@ class FailingCore:
         self.added.append(message.request_id)
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        """Undo the admission of the requests."""
+        """Record the requests that are aborted."""
         self.aborted += request_ids
 
     def stats(self) -> SchedulerStats:

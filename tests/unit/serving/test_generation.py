@@ -131,7 +131,7 @@ def test_resumed_engine_sends_only_the_missing_text(codec: TextCodec, text: str,
     request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=params, epoch=1)
 
     def tell(logged: list[Delta]) -> Iterator[Delta]:
-        """Deliver the tokens that ``logged`` does not have, and append them to it."""
+        """Yield the tokens that ``logged`` does not have, for its caller to append."""
         generation = Generation(
             Segment(request, [*logged]), codec, Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)
         )
@@ -282,7 +282,7 @@ CAPITAL = [1, 4, 5, 6]  # "the capital is"
 def tell_text(
     codec: TextCodec, prompt: list[int], output: list[int], logged: list[Delta], params: SamplingParams
 ) -> list[Delta]:
-    """Return the text of ``output`` that a reader of ``logged`` lacks."""
+    """Return the deltas of ``output`` behind those in ``logged``."""
     request = EngineCoreRequest(request_id="r", prompt_token_ids=prompt, sampling_params=params, epoch=1)
     claim = Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)
     generation = Generation(Segment(request, [*logged]), codec, claim)

@@ -70,7 +70,7 @@ def test_one_line_for_all() -> None:
     assert (line["event"], line["num_engines"], line["num_running"]) == ("worker_stats", 2, 4)
 
 
-class Told:
+class OperatorLogger:
     """A logger of an operator's."""
 
     instances: ClassVar[list[object]] = []
@@ -86,32 +86,32 @@ class Told:
         raise ValueError("its disk is full")
 
 
-class ToldOfAll(Told):
+class AggregateLogger(OperatorLogger):
     is_aggregate = True
 
 
-@pytest.mark.parametrize(("kind", "instances"), [(Told, CONFIGS), (ToldOfAll, [CONFIGS])])
+@pytest.mark.parametrize(("kind", "instances"), [(OperatorLogger, CONFIGS), (AggregateLogger, [CONFIGS])])
 def test_a_custom_stat_logger_gets_every_engine_and_may_fail(
-    kind: type[Told], instances: list[object], monkeypatch: pytest.MonkeyPatch
+    kind: type[OperatorLogger], instances: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Told, "instances", [])
-    monkeypatch.setattr(Told, "beats", [])
+    monkeypatch.setattr(OperatorLogger, "instances", [])
+    monkeypatch.setattr(OperatorLogger, "beats", [])
     loggers = manager(kind, interval_s=0)
-    assert Told.instances == instances
+    assert OperatorLogger.instances == instances
     with capture_logs() as logs:
         loggers.record([beat(0, 5), beat(1, 5)])
         loggers.log()
-    assert Told.beats == [("w-0", 0), ("w-1", 1)]
+    assert OperatorLogger.beats == [("w-0", 0), ("w-1", 1)]
     assert {(line["event"], line["error"]) for line in logs} == {("stat_logger_failed", "ValueError: its disk is full")}
 
 
 def test_factories_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("operators_loggers")
-    module.__dict__.update(Told=Told, number=3)
+    module.__dict__.update(OperatorLogger=OperatorLogger, number=3)
     monkeypatch.setitem(sys.modules, "operators_loggers", module)
-    assert load_factories(["operators_loggers:Told"]) == [Told]
+    assert load_factories(["operators_loggers:OperatorLogger"]) == [OperatorLogger]
     for name, part in (
-        ("nowhere:Told", "--stat-logger nowhere:Told cannot be imported: ModuleNotFoundError"),
+        ("nowhere:OperatorLogger", "--stat-logger nowhere:OperatorLogger cannot be imported: ModuleNotFoundError"),
         ("operators_loggers:Gone", "--stat-logger operators_loggers:Gone cannot be imported: AttributeError"),
         ("operators_loggers", "--stat-logger 'operators_loggers' is no entry point of the group penstock.stat_loggers"),
         ("operators_loggers:number", "must be MODULE:FACTORY"),

@@ -107,7 +107,7 @@ class Made:
 
 @pytest.fixture
 def filled() -> MemoryTier:
-    """The memory of an engine that has answered PROMPT."""
+    """The memory tier of an engine that has answered PROMPT."""
     engine = Made()
     engine.add("before", PROMPT)
     engine.finish()

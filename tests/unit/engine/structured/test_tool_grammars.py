@@ -46,7 +46,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 class Held:
-    """A constraint on outputs; returns whether a text fits it."""
+    """A constraint on outputs, with checks whether a text fits it."""
 
     def __init__(self, backend: Backend, tokenizer: Tokenizer, constraint: StructuredOutputsParams | None) -> None:
         assert constraint is not None
