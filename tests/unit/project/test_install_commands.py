@@ -150,7 +150,7 @@ def test_every_extra_is_described_on_the_install_page() -> None:
 def test_the_programs_print_version_and_commit(program: str) -> None:
     module = {"penstock": "penstock.ops.cli", "worker": "penstock.worker.cli"}[program]
     command = [sys.executable, "-c", f"import {module} as program; program.main(['--version'])"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{program} {full_version()}\n"
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == f"{program} {full_version()}\n"
     if (ROOT / ".git").exists():
         assert re.fullmatch(re.escape(VERSION) + r" \([0-9a-f]{12}\)", full_version())
