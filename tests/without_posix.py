@@ -31,7 +31,7 @@ _OF_SIGNAL = """
 """
 _OF_SOCKET = "AF_UNIX SO_REUSEPORT SOCK_CLOEXEC SOCK_NONBLOCK send_fds recv_fds MSG_NOSIGNAL SO_PEERCRED"
 NAMES = ((os, _OF_OS), (signal, _OF_SIGNAL), (socket, _OF_SOCKET), (asyncio, "open_unix_connection"))
-LIBRARIES = ("redis.asyncio.sentinel", "msgspec", "structlog", "hiredis", "numpy", "PIL.Image", "httpx")
+LIBRARIES = ("redis.asyncio.sentinel", "msgspec", "structlog", "hiredis", "numpy", "PIL.Image", "httpx", "psutil")
 
 
 class NoPosix:

@@ -1,4 +1,4 @@
-"""The README's first command, as a newcomer runs it (its installation aside)."""
+"""The commands for the first minutes, as a newcomer runs them: ``penstock demo`` and ``penstock run``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from penstock.ops.demo.pretrained import SMOLLM2
+from penstock.ops.demo.run import MODEL
 
 
 def carrying(mark: str) -> set[int]:
@@ -56,3 +57,29 @@ def test_demo_of_a_pretrained_model_outlives_its_engine() -> None:
     assert '"age": 34' in result.stdout
     assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
     assert not carrying(mark)
+
+
+def test_run_loads_a_model_and_chats() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.ops.cli",
+        "run",
+        str(MODEL),
+        "--temperature",
+        "0",
+        "--worker-options",
+        "--device cpu",
+    ]
+    lines = "spell 7:\nspell 12:\n"
+    result = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    assert [line.strip() for line in result.stdout.splitlines()] == ["seven.", "twelve."]
+
+
+def test_run_says_in_the_last_line_why_the_worker_did_not_start() -> None:
+    command = [sys.executable, "-m", "penstock.ops.cli", "run", "/no/such/file.gguf"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: the worker did not start: model file '/no/such/file.gguf' does not exist")

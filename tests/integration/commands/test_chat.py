@@ -1,4 +1,4 @@
-"""``penstock chat`` in a terminal, with the engine played by the test, and ``penstock run`` with a real one."""
+"""``penstock chat`` in a terminal, with the engine played by the test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from penstock.ops.demo.run import MODEL
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import ModelCard
@@ -166,19 +165,3 @@ async def test_a_model_without_a_chat_template_is_refused(
     assert result.stderr == (
         "error: model 'm' has no chat template, so it cannot chat; `penstock generate` continues text\n"
     )
-
-
-def test_run_loads_a_model_and_chats() -> None:
-    command = [*PENSTOCK, "run", str(MODEL), "--temperature", "0", "--worker-options", "--device cpu"]
-    lines = "spell 7:\nspell 12:\n"
-    result = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stderr
-    assert [line.strip() for line in result.stdout.splitlines()] == ["seven.", "twelve."]
-
-
-def test_run_says_in_the_last_line_why_the_worker_did_not_start() -> None:
-    command = [*PENSTOCK, "run", "/no/such/file.gguf"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 1
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith("error: the worker did not start: model file '/no/such/file.gguf' does not exist")
