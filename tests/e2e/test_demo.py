@@ -16,15 +16,15 @@ from penstock.ops.demo.run import MODEL
 
 
 def carrying(mark: str) -> set[int]:
-    """Processes that inherited the environment variable ``mark``: all that the demo started, and no other test's."""
-    words = set()
+    """Return the ids of processes that inherited the environment variable ``mark``: those that the demo started."""
+    pids = set()
     for process in psutil.process_iter():
         try:
             if mark in process.environ():
-                words.add(process.pid)
+                pids.add(process.pid)
         except psutil.Error:
             continue  # ended meanwhile, or a zombie, which has no environment
-    return words
+    return pids
 
 
 def test_demo_answers_right_and_leaves_nothing_behind() -> None:
