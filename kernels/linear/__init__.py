@@ -12,6 +12,7 @@ from torch import Tensor
 from ..dispatch import KernelInputError
 from ..huge_pages import Arena
 from ..native import library
+from ..rotation import rotate
 
 PANEL = 64
 _GROUP_BYTES = 4
@@ -103,6 +104,8 @@ def pack_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None 
 def quantize_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
     """Pack a weight ``[N, K]`` in bytes from -127 to 127, with a scale per output; the bias stays in float32.
 
+    The weight is rotated first, as ``linear`` rotates its inputs (``kernels/rotation.py``).
+
     Args:
         arena: as for ``pack_weight``.
 
@@ -151,7 +154,10 @@ def unpack_weight(weight: PackedWeight) -> Tensor:
     """Return the weight ``[N, K]``; exactly if it is unquantized, else its dequantized float32 values."""
     panels = _unpack_nibbles(weight.packed) if weight.is_in_nibbles else weight.packed
     plain = panels.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)[: weight.num_outputs, : weight.num_inputs]
-    return plain if weight.scales is None else plain * weight.scales[: weight.num_outputs, None]
+    if weight.scales is None:
+        return plain
+    dequantized = plain * weight.scales[: weight.num_outputs, None]
+    return dequantized if weight.is_in_nibbles else rotate(dequantized)
 
 
 def split_weight(weight: PackedWeight, num_outputs: Sequence[int]) -> list[PackedWeight]:
@@ -225,7 +231,8 @@ def _unpack_nibbles(nibbles: Tensor) -> Tensor:
 def linear(inputs: Tensor, weight: PackedWeight) -> Tensor:
     """Return ``inputs @ weight.T + bias``, summed in float32 and rounded once.
 
-    With a quantized weight the inputs are quantized to bytes, with a scale per row.
+    With a quantized weight the inputs are quantized to bytes, with a scale per row; for a weight in bytes they are
+    rotated first.
 
     Args:
         inputs: ``[..., K]``, dtype of the unpacked weight.

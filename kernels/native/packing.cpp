@@ -3,23 +3,23 @@
 
 namespace {
 
-// Fills panels with put(output, input), in the order of the layout: group by group, output by output.
+// Fills a panel with put(output, input), in the order of the layout: group by group, output by output.
 template <typename Element, typename Put>
-void pack_panels(Element* packed, int64_t num_outputs, int64_t num_inputs, const Put& put) {
-  for_each((num_outputs + PANEL - 1) / PANEL, [&](int64_t panel) {
-    Element* to = packed + panel * num_inputs * PANEL;
-    for (int64_t group = 0; group < num_inputs; group += GROUP<Element>) {
-      for (int64_t output = panel * PANEL; output < (panel + 1) * PANEL; ++output) {
-        for (int g = 0; g < GROUP<Element>; ++g) *to++ = output < num_outputs ? put(output, group + g) : Element{0};
-      }
+void pack_panel(Element* packed, int64_t panel, int64_t num_outputs, int64_t num_inputs, const Put& put) {
+  Element* to = packed + panel * num_inputs * PANEL;
+  for (int64_t group = 0; group < num_inputs; group += GROUP<Element>) {
+    for (int64_t output = panel * PANEL; output < (panel + 1) * PANEL; ++output) {
+      for (int g = 0; g < GROUP<Element>; ++g) *to++ = output < num_outputs ? put(output, group + g) : Element{0};
     }
-  });
+  }
 }
 
 template <typename T>
 void pack(const T* weight, T* packed, int64_t num_outputs, int64_t num_inputs) {
-  pack_panels(packed, num_outputs, num_inputs,
-              [&](int64_t output, int64_t input) { return weight[output * num_inputs + input]; });
+  for_each((num_outputs + PANEL - 1) / PANEL, [&](int64_t panel) {
+    pack_panel(packed, panel, num_outputs, num_inputs,
+               [&](int64_t output, int64_t input) { return weight[output * num_inputs + input]; });
+  });
 }
 
 template <typename T>
@@ -29,25 +29,31 @@ float largest_magnitude(const T* row, int64_t size) {
   return largest;
 }
 
+// Writes a row as bytes; returns the offset to subtract from sums with it.
+int32_t quantize_to_bytes(const float* row, float step, int64_t size, int8_t* out) {
+  int32_t sum = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    out[i] = static_cast<int8_t>(step > 0 ? std::nearbyint(row[i] / step) : 0);
+    sum += out[i];
+  }
+  return BYTE_ZERO * sum;
+}
+
 template <typename T>
 void quantize(const T* weight, int8_t* packed, float* scales, int32_t* offsets, int64_t num_outputs,
               int64_t num_inputs) {
-  for_ranges(num_outputs, PANEL, [&](int64_t start, int64_t end) {
-    for (int64_t output = start; output < end; ++output) {
-      scales[output] = largest_magnitude(weight + output * num_inputs, num_inputs) / BYTE_RANGE;
+  for_each((num_outputs + PANEL - 1) / PANEL, [&](int64_t panel) {
+    const int64_t first = panel * PANEL, end = std::min(first + PANEL, num_outputs);
+    std::vector<float> rotated(num_inputs);
+    std::vector<int8_t> rows(PANEL * num_inputs);
+    for (int64_t output = first; output < end; ++output) {
+      rotate_row(weight + output * num_inputs, rotated.data(), num_inputs);
+      scales[output] = largest_magnitude(rotated.data(), num_inputs) / BYTE_RANGE;
+      int8_t* to = rows.data() + (output - first) * num_inputs;
+      offsets[output] = quantize_to_bytes(rotated.data(), scales[output], num_inputs, to);
     }
-  });
-  const auto rounded = [&](int64_t output, int64_t input) {
-    const float step = scales[output];
-    return static_cast<int8_t>(step > 0 ? std::nearbyint(to_float(weight[output * num_inputs + input]) / step) : 0);
-  };
-  pack_panels(packed, num_outputs, num_inputs, rounded);
-  for_ranges(num_outputs, PANEL, [&](int64_t start, int64_t end) {
-    for (int64_t output = start; output < end; ++output) {
-      int32_t sum = 0;
-      for (int64_t i = 0; i < num_inputs; ++i) sum += rounded(output, i);
-      offsets[output] = BYTE_ZERO * sum;
-    }
+    pack_panel(packed, panel, num_outputs, num_inputs,
+               [&](int64_t output, int64_t input) { return rows[(output - first) * num_inputs + input]; });
   });
 }
 

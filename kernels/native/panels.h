@@ -10,6 +10,7 @@
 
 #include "lanes.h"
 #include "parallel.h"
+#include "rotation.h"
 
 constexpr int PANEL_VECTORS = 4;
 constexpr int PANEL = PANEL_VECTORS * LANES;
@@ -47,9 +48,10 @@ void quantize_row(const T* row, uint8_t* out, float* step, int64_t size) {
   }
 }
 
-// Quantizes rows to row_bytes each; only the first size bytes are written.
+// Quantizes rows to row_bytes each, after their rotation if is_rotated; only the first size bytes are written.
 template <typename T>
-QuantizedRows quantize_rows(const T* rows, int64_t stride, int64_t num_rows, int64_t size, int64_t row_bytes) {
+QuantizedRows quantize_rows(const T* rows, int64_t stride, int64_t num_rows, int64_t size, int64_t row_bytes,
+                            bool is_rotated) {
   static thread_local std::vector<uint8_t> values;
   static thread_local std::vector<float> steps;
   if (static_cast<int64_t>(values.size()) < num_rows * row_bytes) values.resize(num_rows * row_bytes);
@@ -58,8 +60,15 @@ QuantizedRows quantize_rows(const T* rows, int64_t stride, int64_t num_rows, int
   uint8_t* to = values.data();
   float* step = steps.data();
   for_ranges(num_rows, 8, [&](int64_t start, int64_t end) {
+    static thread_local std::vector<float> rotated;
+    if (is_rotated && static_cast<int64_t>(rotated.size()) < size) rotated.resize(size);
     for (int64_t row = start; row < end; ++row) {
-      quantize_row(rows + row * stride, to + row * row_bytes, step + row, size);
+      if (is_rotated) {
+        rotate_row(rows + row * stride, rotated.data(), size);
+        quantize_row(rotated.data(), to + row * row_bytes, step + row, size);
+      } else {
+        quantize_row(rows + row * stride, to + row * row_bytes, step + row, size);
+      }
     }
   });
   return result;

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import REFERENCE, KernelInputError, OnGpu, select
+from ..rotation import rotate
 from . import reference
 
 DTYPES = (torch.int8, torch.float8_e4m3fn)
@@ -22,7 +23,7 @@ class QuantizedWeight:
     """A weight ``[N, K]``, quantized with a scale per output.
 
     Args:
-        values: ``[N, K]`` int8 or float8_e4m3fn, contiguous.
+        values: ``[N, K]`` int8, of rotated rows, or float8_e4m3fn, contiguous.
         scales: ``[N]`` float32.
         bias: ``[N]`` of any float dtype, or None.
     """
@@ -43,8 +44,16 @@ def quantize_weight(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = No
     return QuantizedWeight(*quantize_rows(weight, dtype), bias)
 
 
+def dequantize_weight(weight: QuantizedWeight) -> Tensor:
+    """Return the weight ``[N, K]`` in float32."""
+    plain = weight.values.float() * weight.scales[:, None]
+    return rotate(plain) if weight.values.dtype == torch.int8 else plain
+
+
 def quantize_rows(inputs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Quantize rows, with scales that map the largest magnitude of a row to the largest value of ``dtype``.
+
+    For int8, rows are rotated first (``kernels/rotation.py``). Float8 needs no rotation, since its steps are relative.
 
     Args:
         inputs: ``[T, K]`` of a float dtype, last axis contiguous.
@@ -57,7 +66,8 @@ def quantize_rows(inputs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     Raises:
         KernelInputError: a shape, dtype or stride above does not hold.
 
-    Cost: memory bound, ``T * K * (2 * itemsize + 1)`` bytes; the second read comes from a cache.
+    Cost: memory bound, ``T * K * (2 * itemsize + 1)`` bytes; the second read comes from a cache. For int8 the rotated
+    rows are also written and read, ``T * K * 8`` bytes.
     Source: Dettmers et al. 2022 (arXiv:2208.07339), rows; Micikevicius et al. 2022 (arXiv:2209.05433), float8.
     """
     if inputs.ndim != 2 or not inputs.is_floating_point() or inputs.stride(1) != 1:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..rotation import BLOCK
 from .reference import LARGEST
 
 # The interpreter's conversion to float8 loses the carry when rounding reaches the next power of two.
@@ -44,6 +45,12 @@ def quantize_rows(inputs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     num_rows, size = inputs.shape
     values = torch.empty(num_rows, size, dtype=dtype, device=inputs.device)
     scales = torch.empty(num_rows, dtype=torch.float32, device=inputs.device)
+    if num_rows and dtype == torch.int8:
+        rotated = torch.empty(num_rows, size, dtype=torch.float32, device=inputs.device)
+        _rotate_kernel[(num_rows, triton.cdiv(size, BLOCK))](
+            inputs, inputs.stride(0), rotated, size, STAGES=BLOCK.bit_length() - 1, BLOCK=BLOCK, num_warps=4
+        )
+        inputs = rotated
     if num_rows:
         block = min(_QUANTIZE_BLOCK, triton.next_power_of_2(size))
         _quantize_kernel[(num_rows,)](
@@ -72,6 +79,31 @@ def multiply(
         num_warps=blocks.num_warps, num_stages=blocks.num_stages,
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def _rotate_kernel(inputs, stride, rotated, size, STAGES: tl.constexpr, BLOCK: tl.constexpr):
+    """Rotate a block of a row. If fewer than ``BLOCK`` elements are left, each power of two of their number is rotated.
+
+    An element's place xor their number has as its highest bit the size of the power of two that the element is in.
+    """
+    row, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
+    place = tl.arange(0, BLOCK)
+    num = tl.minimum(size - start, BLOCK)
+    is_in = place < num
+    values = tl.load(inputs + row * stride + start + place, mask=is_in, other=0.0).to(tl.float32)
+    part = place ^ num
+    part_size = tl.zeros((BLOCK,), tl.float32) + 1.0
+    for stage in tl.static_range(STAGES):
+        half: tl.constexpr = 1 << stage
+        pairs = tl.permute(tl.reshape(values, (BLOCK // (2 * half), 2, half)), (0, 2, 1))
+        first, second = tl.split(pairs)
+        pairs = tl.permute(tl.join(first + second, first - second), (0, 2, 1))
+        is_rotated = part >= 2 * half
+        values = tl.where(is_rotated, tl.reshape(pairs, (BLOCK,)), values)
+        part_size = tl.where(is_rotated, 2.0 * half, part_size)
+    values *= tl.div_rn(tl.zeros((BLOCK,), tl.float32) + 1.0, tl.sqrt_rn(part_size))
+    tl.store(rotated + row * size + start + place, values, mask=is_in)
 
 
 @triton.jit

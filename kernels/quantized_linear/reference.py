@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..rotation import rotate
+
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 def quantize_rows(inputs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """See ``quantized_linear.quantize_rows``."""
-    wide = inputs.float()
+    wide = rotate(inputs) if dtype == torch.int8 else inputs.float()
     largest = wide.abs().amax(dim=-1)
     # Divide by a tensor: on a GPU torch divides by a number by multiplying with its reciprocal, which rounds twice.
     scales = torch.where(largest > 0, largest / torch.full_like(largest, LARGEST[dtype]), 1.0)

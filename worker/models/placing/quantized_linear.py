@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ....kernels.quantized_linear import QuantizedWeight, quantize_weight, quantized_linear
+from ....kernels.quantized_linear import QuantizedWeight, dequantize_weight, quantize_weight, quantized_linear
 from .packed_linear import MIN_QUANTIZED_OUTPUTS, replace_linear_layers
 
 WEIGHT_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -27,7 +27,7 @@ class QuantizedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """A copy in the original dtype: the code of some models computes with it."""
-        return (self._values.float() * self._scales[:, None]).to(self._dtype)
+        return dequantize_weight(QuantizedWeight(self._values, self._scales)).to(self._dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         rows = inputs.reshape(-1, inputs.shape[-1])
