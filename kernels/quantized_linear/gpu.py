@@ -2,6 +2,7 @@
 
 # Pyright checks the functions that Triton compiles as if Python ran them.
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
