@@ -23,10 +23,18 @@ from .harness import claim_one, write
 
 RUNNER = Path(__file__).parents[2] / "without_posix.py"
 IMPORTS = """
-import importlib, pkgutil
+import importlib, importlib.util, pkgutil
+# Jobs need the package arq, which wants an old redis-py.
+has_jobs = importlib.util.find_spec("arq") is not None
 for part in ("penstock.producer", "penstock.shared"):
-    for module in pkgutil.walk_packages(importlib.import_module(part).__path__, f"{part}."):
-        importlib.import_module(module.name)
+    path = importlib.import_module(part).__path__
+    for module in pkgutil.iter_modules(path, f"{part}."):
+        if module.name == "penstock.producer.jobs" and not has_jobs:
+            continue
+        package = importlib.import_module(module.name)
+        if module.ispkg:
+            for inner in pkgutil.walk_packages(package.__path__, f"{module.name}."):
+                importlib.import_module(inner.name)
 """
 CLIENTS = """
 import asyncio, sys

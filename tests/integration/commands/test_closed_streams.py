@@ -51,6 +51,8 @@ async def serves_until_it_is_told(process: subprocess.Popen[Any], commands: Comm
 
 
 def start(service: str, redis_url: str, namespace: str, folder: Path, **options: Any) -> subprocess.Popen[Any]:
+    if service == "jobs":
+        pytest.importorskip("arq")
     command = [sys.executable, "-m", "penstock.ops.cli", *SERVICES[service], "--redis-url", redis_url]
     command += ["--namespace", namespace]
     return subprocess.Popen(command, env=os.environ | {"PENSTOCK_FILES_DIR": str(folder)}, **options)

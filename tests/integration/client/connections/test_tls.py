@@ -27,9 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("openssl is not on the PATH")
     folder = tmp_path_factory.mktemp("certificates")
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    # Python 3.13 trusts no certificate without its usage.
+    key += ["-addext", "keyUsage=critical,digitalSignature,keyCertSign,cRLSign"]
     for name in ("ca", "other"):
-        made = ["req", "-x509", *key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem"]
-        subprocess.run([openssl, *made], cwd=folder, check=True, capture_output=True)
+        request = ["req", "-x509", *key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem"]
+        subprocess.run([openssl, *request], cwd=folder, check=True, capture_output=True)
     of_server = [
         "-subj",
         "/CN=localhost",
@@ -40,10 +42,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-CAkey",
         "ca.key",
     ]
-    made = ["req", "-x509", *key, *of_server, "-keyout", "server.key", "-out", "server.pem"]
-    done = subprocess.run([openssl, *made], cwd=folder, check=False, capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"this openssl cannot sign so: {done.stderr.strip().splitlines()[-1]}")
+    request = ["req", "-x509", *key, *of_server, "-keyout", "server.key", "-out", "server.pem"]
+    result = subprocess.run([openssl, *request], cwd=folder, check=False, capture_output=True, text=True)
+    if result.returncode != 0:
+        pytest.skip(f"this openssl cannot sign so: {result.stderr.strip().splitlines()[-1]}")
     return folder
 
 
