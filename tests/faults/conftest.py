@@ -32,7 +32,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report: Any = yield
     if call.when == "call" and report.failed:
         for stack in item.stash.get(_STACKS, []):
-            for worker in stack.workers[:1]:  # all write one file
+            # All write one file. A start that failed has removed it, and its error contains it.
+            for worker in stack.workers[:1] if stack.log_path.exists() else []:
                 # Every few seconds, as long as a test waits: they would fill the report.
                 lines = [line for line in worker.log.splitlines() if '"engine_stats"' not in line][-_NUM_LINES_TOLD:]
                 text = "\n".join(line[:_MAX_CHARS_OF_LINE] for line in lines)

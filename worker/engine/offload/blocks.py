@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ....kernels import native
+from ....shared.values.distribution import VERSION
 from ...config.engine_config import EngineConfig
 from ...models.loaded import LoadedModel
 from ...models.placing.packed_linear import PackedLinear
@@ -36,7 +37,7 @@ Rows = NDArray[np.uint8]
 _FORMAT = 1
 _PART_BYTES = 64 << 20
 _CONFIG_FILE = "config.json"
-_LIBRARIES = ("penstock", "torch", "transformers")
+_LIBRARIES = ("torch", "transformers")
 
 
 class DeviceBlocks(Protocol):
@@ -157,7 +158,7 @@ def identity_of(config: EngineConfig, folder: Path, model: LoadedModel) -> bytes
     config_file = folder / _CONFIG_FILE
     properties = {
         "format": _FORMAT,
-        "versions": [metadata.version(name) for name in _LIBRARIES],
+        "versions": [VERSION, *(metadata.version(name) for name in _LIBRARIES)],
         "weights": weights,
         "config": hashlib.sha256(config_file.read_bytes()).hexdigest() if config_file.is_file() else "",
         "forward": [type(forward).__name__, forward.mode, model.attention_backend],
