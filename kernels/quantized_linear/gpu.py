@@ -96,13 +96,13 @@ def _rotate_kernel(inputs, stride, rotated, size, STAGES: tl.constexpr, BLOCK: t
     part = place ^ num
     part_size = tl.zeros((BLOCK,), tl.float32) + 1.0
     for stage in tl.static_range(STAGES):
-        half: tl.constexpr = 1 << stage
-        pairs = tl.permute(tl.reshape(values, (BLOCK // (2 * half), 2, half)), (0, 2, 1))
+        # Spelled out in each place, because Triton gives a name of a constant only one value.
+        pairs = tl.permute(tl.reshape(values, (BLOCK // (2 << stage), 2, 1 << stage)), (0, 2, 1))
         first, second = tl.split(pairs)
         pairs = tl.permute(tl.join(first + second, first - second), (0, 2, 1))
-        is_rotated = part >= 2 * half
+        is_rotated = part >= (2 << stage)
         values = tl.where(is_rotated, tl.reshape(pairs, (BLOCK,)), values)
-        part_size = tl.where(is_rotated, 2.0 * half, part_size)
+        part_size = tl.where(is_rotated, 1.0 * (2 << stage), part_size)
     values *= tl.div_rn(tl.zeros((BLOCK,), tl.float32) + 1.0, tl.sqrt_rn(part_size))
     tl.store(rotated + row * size + start + place, values, mask=is_in)
 
