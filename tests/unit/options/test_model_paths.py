@@ -106,7 +106,7 @@ def test_a_name_that_no_file_may_have_is_a_sentence() -> None:
         check_local_model("/" + "a" * 5_000)
 
 
-@pytest.mark.parametrize("model", ["gpt2", "org/model", "org/model-GGUF", "org/model.v2"])
+@pytest.mark.parametrize("model", ["gpt2", "org/model", "org/model-GGUF", "org/model.v2", "org/model-GGUF:Q4_K_M"])
 def test_a_name_on_the_hub_is_left_to_the_engine(model: str) -> None:
     assert check_local_model(model) is None
 

@@ -10,7 +10,7 @@ import structlog
 
 from ....shared.errors import ModelLoadError
 from ....shared.values.shown import shown
-from ..formats.declared import COMPANION_FILES, declared_quantization
+from ..formats.declared import declared_quantization
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -31,7 +31,6 @@ SLOW_TOKENIZER_FILES = (
     "tokenizer_config.json",
 )
 SUFFIX = ".gguf"
-_DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 
 log = structlog.get_logger(__name__)
 
@@ -49,12 +48,16 @@ def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
     path = check_local_model(model, needs_weights=needs_weights)
     if path is not None and path.is_dir():
         return path
-    if path is not None:
+    if path is None:
+        from .hub import fetch_model
+
+        log.info("model_download", model=model)
+        path = fetch_model(model)
+    folder = path
+    if not path.is_dir():
         from ..gguf.folder import gguf_folder
 
         folder = gguf_folder(path, cache_folder())
-    else:
-        folder = _download(model)
     _check_folder(folder, needs_weights=needs_weights)
     return folder
 
@@ -134,20 +137,3 @@ def _check_config_file(path: Path) -> None:
 
 def _looks_like_path(model: str) -> bool:
     return model.startswith(("/", ".", "~")) or model.endswith(("/", SUFFIX)) or model.count("/") > 1 or not model
-
-
-def _download(model: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    log.info("model_download", model=model)
-    try:
-        # First the files that may show that the rest is not usable.
-        declared_quantization(Path(snapshot_download(model, allow_patterns=[CONFIG_FILE, *COMPANION_FILES])))
-        return Path(snapshot_download(model, allow_patterns=_DOWNLOADED))
-    except ModelLoadError:
-        raise
-    except Exception as error:  # the hub raises its own exceptions, requests' and OSError
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelLoadError(
-            f"model {model!r} is no local folder and cannot be had from the model hub: {reason[0]}"
-        ) from error

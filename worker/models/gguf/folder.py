@@ -32,7 +32,8 @@ def gguf_folder(path: Path, cache: Path) -> Path:
     Raises:
         ModelLoadError: the file is not supported, or the cache is not writable.
     """
-    path = path.resolve()
+    # Links are not followed: the hub's cache links to files whose names do not show that a model is split.
+    path = path.absolute()
     states = [(str(part), part.stat()) for part in parts_of(path)]
     identity = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states] + [_VERSION])
     target = cache / "gguf" / hashlib.sha256(identity.encode()).hexdigest()[:16]
