@@ -10,9 +10,8 @@ import structlog
 
 from ....shared.errors import ModelLoadError
 from ....shared.values.shown import shown
-from ..formats.declared import declared_quantization
+from ..formats.declared import CONFIG_FILE, SUFFIX, declared_quantization
 
-CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 WEIGHT_FILES = (
     "model.safetensors",
@@ -30,7 +29,6 @@ SLOW_TOKENIZER_FILES = (
     "vocab.txt",
     "tokenizer_config.json",
 )
-SUFFIX = ".gguf"
 
 log = structlog.get_logger(__name__)
 

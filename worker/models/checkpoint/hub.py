@@ -18,11 +18,10 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
-from tqdm.std import tqdm
+from tqdm.auto import tqdm
 
 from ....shared.errors import ModelLoadError
-from ..formats.declared import COMPANION_FILES, declared_quantization
-from .folder import CONFIG_FILE, SUFFIX
+from ..formats.declared import COMPANION_FILES, CONFIG_FILE, SUFFIX, declared_quantization
 
 _SMALL_FILES = (".json", ".model", ".txt", ".jinja", ".py")
 # The same weights in the formats of other programs.
@@ -183,10 +182,9 @@ class _Progress:
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **{**kwargs, "file": io.StringIO()})
 
-            def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+            def display(self, msg: str | None = None, pos: int | None = None) -> None:
                 if self.unit == "B" and self.total:
                     progress.report(int(self.n), int(self.total))
-                return True
 
             def close(self) -> None:
                 # It would report again, long after the download if the bar is closed as garbage.

@@ -14,6 +14,8 @@ from typing import Any
 from ....shared.errors import ModelLoadError
 from ....shared.values.shown import shown
 
+CONFIG_FILE = "config.json"
+SUFFIX = ".gguf"
 # Fields of config.json, and of its part for the text model.
 QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 # Files to read if config.json has no such field: older ones of GPTQ and AWQ, and the method that each implies.
@@ -105,12 +107,12 @@ def declared_quantization(folder: Path) -> Quantization | None:
 
 
 def _find(folder: Path) -> tuple[dict[str, Any], str] | None:
-    config = _read_json(folder / "config.json")
+    config = _read_json(folder / CONFIG_FILE)
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         for field in QUANTIZATION_FIELDS:
             if isinstance(part.get(field), dict) and part[field]:
-                return _with_method(part[field]), "config.json"
+                return _with_method(part[field]), CONFIG_FILE
             if part.get(field) and not isinstance(part[field], dict):
                 raise ModelLoadError(
                     f"{folder / 'config.json'} has {field} {shown(part[field])}, which is no object of settings; "
