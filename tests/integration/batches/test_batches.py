@@ -85,7 +85,7 @@ async def test_rows_are_run_within_the_window_and_failures_stand_apart(
         await store.cancel(batch.id)
 
 
-async def test_its_requests_are_a_part_of_the_trace_that_made_the_batch(
+async def test_requests_of_a_batch_belong_to_the_trace_of_its_creation(
     store: BatchStore, client: Client, engine: Engine
 ) -> None:
     headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
@@ -99,7 +99,7 @@ async def test_its_requests_are_a_part_of_the_trace_that_made_the_batch(
         await make_batch(store, row(0), trace_headers={"traceparent": 1})
 
 
-async def test_a_runner_whose_lease_was_taken_writes_nothing_more(
+async def test_a_runner_with_a_lost_lease_stops_writing(
     store: BatchStore, client: Client, engine: Engine, commands: CommandConnection, namespace: str
 ) -> None:
     batch = await make_batch(store, row(0), row(1))
@@ -122,7 +122,7 @@ async def test_a_runner_whose_lease_was_taken_writes_nothing_more(
     assert await store.get(batch.id) == ended
 
 
-async def test_a_renewal_beside_the_end_changes_no_counts(store: BatchStore) -> None:
+async def test_a_late_renewal_does_not_change_final_counts(store: BatchStore) -> None:
     """It was made before the end, and comes after it."""
     batch = await make_batch(store, row(0), row(1))
     async with await store.claim(batch.id) as lease:
@@ -156,7 +156,7 @@ async def test_the_next_runner_attaches_and_asks_for_no_row_twice(
     assert engine.num_answered == 3
 
 
-async def test_a_row_that_another_version_has_asked_for_in_other_words_is_attached_to(
+async def test_a_row_already_submitted_by_another_version_is_reused(
     store: BatchStore, client: Client, engine: Engine
 ) -> None:
     batch = await make_batch(store, row(0))
@@ -169,7 +169,7 @@ async def test_a_row_that_another_version_has_asked_for_in_other_words_is_attach
     assert engine.num_answered == 1
 
 
-async def test_a_cancelled_batch_keeps_what_is_done(store: BatchStore, client: Client, engine: Engine) -> None:
+async def test_a_cancelled_batch_keeps_finished_rows(store: BatchStore, client: Client, engine: Engine) -> None:
     batch = await make_batch(store, *(row(number) for number in range(4)))
     running = asyncio.create_task(run_batch(client, store, batch.id, window=2))
     await engine.answer((await claimed(engine, 2, running))[:1])
@@ -185,7 +185,7 @@ async def test_a_cancelled_batch_keeps_what_is_done(store: BatchStore, client: C
     assert (await client.queue_stats()).depth == 0
 
 
-async def test_an_expired_batch_gives_what_is_done(
+async def test_an_expired_batch_returns_finished_rows(
     store: BatchStore, client: Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for window_s in (2, 10, 60):  # as long as this machine needs to answer one of the two
@@ -242,7 +242,7 @@ async def test_a_wrong_file_fails_the_batch_with_its_lines(store: BatchStore, cl
     assert [batch.id for batch in (await store.list(after=unknown.id)).data] == [batch.id]
 
 
-async def test_a_batch_is_checked_when_it_is_made(store: BatchStore, client: Client) -> None:
+async def test_a_batch_is_validated_at_creation(store: BatchStore, client: Client) -> None:
     file = await store.files.create(parts(row(0)), filename="a")
     for field, wrong in {
         "endpoint": {"endpoint": "/v1/moderations"},

@@ -71,7 +71,7 @@ async def test_files_are_listed_in_pages(store: BatchStore) -> None:
             await store.files.list(**wrong)
 
 
-async def test_what_expires_or_never_came_whole_is_cleared_away(
+async def test_expired_files_and_partial_uploads_are_deleted(
     store: BatchStore, commands: CommandConnection, namespace: str, tmp_path: Path
 ) -> None:
     async def cut_off() -> AsyncIterator[bytes]:
@@ -97,7 +97,7 @@ async def test_what_expires_or_never_came_whole_is_cleared_away(
     assert [file.id for file in (await store.files.list()).data] == [kept.id]
 
 
-async def test_damaged_contents_are_not_given_out(store: BatchStore) -> None:
+async def test_damaged_contents_are_not_returned(store: BatchStore) -> None:
     file = await make(store, "a")
     await asyncio.to_thread(store.files.contents.path(file.id).write_bytes, b"{")
     with pytest.raises(UnknownFileError, match="damaged: 1 bytes of 3"):

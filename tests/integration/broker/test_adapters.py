@@ -41,7 +41,9 @@ async def test_a_request_is_left_to_an_engine_that_has_its_adapter(broker: Broke
 
 
 @pytest.mark.usefixtures("patient_engines")
-async def test_what_others_are_left_does_not_hold_up_the_rest(broker: Broker, commands: CommandConnection) -> None:
+async def test_requests_for_engines_with_the_adapter_do_not_block_others(
+    broker: Broker, commands: CommandConnection
+) -> None:
     for engine in ("e0", "e1"):
         await look(broker, engine)
     await load(broker, commands, "e1", CATS)
@@ -52,7 +54,7 @@ async def test_what_others_are_left_does_not_hold_up_the_rest(broker: Broker, co
     assert sorted(taken + await ids(broker, "e1")) == ["cat", "plain"]
 
 
-async def test_then_anybody_takes_it(broker: Broker, commands: CommandConnection) -> None:
+async def test_any_engine_claims_the_request_after_the_delay(broker: Broker, commands: CommandConnection) -> None:
     """Nobody wakes this engine: it was told when to look again."""
     for engine in ("e0", "e1"):
         await look(broker, engine)
@@ -87,9 +89,7 @@ async def test_nothing_is_left_to_an_engine_that_is_full_dead_or_has_let_go_of_i
 
 
 @pytest.mark.usefixtures("patient_engines")
-async def test_what_an_engine_has_not_said_for_a_while_does_not_count(
-    broker: Broker, commands: CommandConnection
-) -> None:
+async def test_adapter_reports_of_an_engine_expire(broker: Broker, commands: CommandConnection) -> None:
     for engine in ("e0", "e1"):
         await look(broker, engine)
     await load(broker, commands, "e1", CATS, ttl_ms=1)
@@ -102,7 +102,7 @@ async def test_what_an_engine_has_not_said_for_a_while_does_not_count(
 
 
 @pytest.mark.usefixtures("patient_engines")
-async def test_who_has_it_takes_it_even_with_more_than_its_part(broker: Broker, commands: CommandConnection) -> None:
+async def test_an_engine_with_the_adapter_claims_beyond_its_share(broker: Broker, commands: CommandConnection) -> None:
     """Else both would leave it to the other."""
     await look(broker, "e0")
     await load(broker, commands, "e1", CATS)
@@ -127,7 +127,7 @@ async def test_an_engine_that_has_it_is_woken_before_an_emptier_one(
     assert await woken() == ["e0"]
 
 
-async def test_an_engine_says_all_it_has_each_time(broker: Broker, commands: CommandConnection) -> None:
+async def test_each_adapter_report_replaces_the_previous_one(broker: Broker, commands: CommandConnection) -> None:
     await load(broker, commands, "e0", CATS, DOGS)
     await load(broker, commands, "e1", CATS)
     await load(broker, commands, "e0", DOGS)

@@ -83,7 +83,7 @@ async def pass_time(broker: Broker, clock: MovedClock, seconds: float) -> list[R
 
 
 @pytest.mark.parametrize("by_s", BACK)
-async def test_a_dead_engine_is_found_one_lease_after_the_clock_went_back(
+async def test_a_dead_engine_is_detected_one_lease_after_the_clock_went_back(
     clock: MovedClock, broker: Broker, by_s: float
 ) -> None:
     await enqueue(broker, "a", "b")
@@ -98,7 +98,7 @@ async def test_a_dead_engine_is_found_one_lease_after_the_clock_went_back(
 
 
 @pytest.mark.parametrize("by_s", BOTH)
-async def test_a_living_engine_keeps_what_it_holds(clock: MovedClock, broker: Broker, by_s: float) -> None:
+async def test_a_living_engine_keeps_its_claims(clock: MovedClock, broker: Broker, by_s: float) -> None:
     await enqueue(broker, "a")
     await look(broker)
     await take(broker, "e0", 1, lease_ttl_ms=LEASE_MS)
@@ -124,7 +124,7 @@ async def test_an_engine_that_has_not_renewed_yet_keeps_its_claims_for_a_lease(
 
 
 @pytest.mark.parametrize("by_s", BACK)
-async def test_what_a_vanished_client_waited_for_is_cancelled_one_lease_later(
+async def test_requests_of_a_vanished_client_are_cancelled_one_lease_later(
     clock: MovedClock, broker: Broker, by_s: float
 ) -> None:
     await look(broker)
@@ -162,7 +162,7 @@ async def test_a_timeout_is_never_longer_than_itself(
 
 
 @pytest.mark.parametrize("by_s", [-3600.0, -90.0, -30.0])
-async def test_a_tenant_over_its_quota_goes_on_within_a_minute(
+async def test_a_tenant_over_quota_is_served_again_within_a_minute(
     clock: MovedClock, broker: Broker, queue: Queue, by_s: float
 ) -> None:
     await queue.configure_tenant("t", TenantPolicy(requests_per_minute=1))
@@ -174,7 +174,7 @@ async def test_a_tenant_over_its_quota_goes_on_within_a_minute(
     assert [claim.request_id for claim in await take(broker, "e0", 2)] == ["b"]
 
 
-async def test_what_waits_ages_by_the_clock_that_there_is(clock: MovedClock, broker: Broker, queue: Queue) -> None:
+async def test_waiting_requests_age_by_the_present_clock(clock: MovedClock, broker: Broker, queue: Queue) -> None:
     await look(broker)
     await enqueue(broker, "before")
     clock.move(-3600)
@@ -190,7 +190,7 @@ async def test_what_waits_ages_by_the_clock_that_there_is(clock: MovedClock, bro
     assert max(claim.waited_ms for claim in wave.claims) < 600_000
 
 
-async def test_a_suspect_gets_an_engine_of_its_own(clock: MovedClock, broker: Broker) -> None:
+async def test_a_suspect_runs_alone_on_an_engine(clock: MovedClock, broker: Broker) -> None:
     await look(broker)
     await enqueue(broker, "bad", "good")
     await take(broker, "e0", 1)
@@ -214,7 +214,7 @@ async def test_a_place_that_is_kept_for_a_large_request_is_free_again_after_its_
 
 
 @pytest.mark.parametrize("by_s", BACK)
-async def test_numbers_of_owners_are_not_given_twice_by_a_replica_whose_clock_is_behind(
+async def test_a_replica_with_a_late_clock_does_not_reuse_epochs(
     clock: MovedClock, broker: Broker, commands: CommandConnection, by_s: float
 ) -> None:
     await enqueue(broker, "a")
@@ -309,9 +309,7 @@ async def test_a_group_that_serves_stays_together(
         assert (await rank.renew(place, address="here:1", serves=True, num_experts=4)).standing is Standing.OK
 
 
-async def test_what_dead_processes_said_does_not_outlive_them(
-    clock: MovedClock, commands: CommandConnection, namespace: str
-) -> None:
+async def test_records_of_dead_processes_expire(clock: MovedClock, commands: CommandConnection, namespace: str) -> None:
     keys = Keys(namespace)
     for ids_key, key, name in (
         (keys.engines(), keys.engine("e0"), "e0"),

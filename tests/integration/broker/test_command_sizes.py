@@ -32,7 +32,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-async def test_what_an_engine_does_with_many_requests_at_once_is_sent_in_parts(
+async def test_calls_with_many_requests_are_split_into_commands_of_bounded_size(
     broker: Broker, sizes: list[int]
 ) -> None:
     ids = [f"r{number}" for number in range(NUM_REQUESTS)]

@@ -44,7 +44,9 @@ async def end_of(broker: Broker, request_id: str) -> Delta:
 
 
 @pytest.mark.parametrize("order", list(Order))
-async def test_what_expires_in_the_queue_never_runs(broker: Broker, queue: Queue, commands, order: Order) -> None:
+async def test_a_request_that_expires_in_the_queue_never_runs(
+    broker: Broker, queue: Queue, commands, order: Order
+) -> None:
     await queue.configure(QueuePolicy(order=order))
     await enqueue(broker, "a", timeout_ms=1)
     await enqueue(broker, "b", timeout_ms=600_000)
@@ -75,7 +77,7 @@ async def test_it_expires_without_any_engine(broker: Broker, commands, by: str) 
     await assert_nothing_is_left(commands, broker)
 
 
-async def test_what_runs_past_its_deadline_is_ended_after_the_grace_and_keeps_its_tokens(
+async def test_a_running_request_past_its_deadline_ends_after_the_grace_and_keeps_its_tokens(
     broker: Broker, commands, subscriber: Subscriber
 ) -> None:
     sent: list[bytes] = []
@@ -99,7 +101,7 @@ async def test_what_runs_past_its_deadline_is_ended_after_the_grace_and_keeps_it
     await assert_nothing_is_left(commands, broker)
 
 
-async def test_a_reaper_ends_what_runs_a_second_past_its_deadline(broker: Broker, commands) -> None:
+async def test_a_reaper_ends_requests_running_a_second_past_their_deadline(broker: Broker, commands) -> None:
     await enqueue(broker, "a", "b", timeout_ms=600_000)
     assert len(await take(broker, "e0", 2)) == 2
     deadlines, now_ms = broker.keys.prefix + "deadlines", await server_ms(commands)
@@ -112,7 +114,7 @@ async def test_a_reaper_ends_what_runs_a_second_past_its_deadline(broker: Broker
 
 
 @pytest.mark.parametrize("put_back", ["release", "death"])
-async def test_what_waits_for_its_next_engine_expires_at_once(broker: Broker, commands, put_back: str) -> None:
+async def test_a_requeued_request_expires_immediately(broker: Broker, commands, put_back: str) -> None:
     await enqueue(broker, "a", timeout_ms=600_000)
     (claim,) = await take(broker, "e0", 1)
     await broker.append([record("a", claim.epoch, 0, 7)])
@@ -179,7 +181,7 @@ async def test_a_request_that_ends_in_time_leaves_no_deadline(broker: Broker, co
     await assert_nothing_is_left(commands, broker)
 
 
-async def test_a_claim_that_has_not_seen_all_says_so(broker: Broker) -> None:
+async def test_a_claim_that_checked_only_a_part_asks_for_another_claim(broker: Broker) -> None:
     """It looks at so many that are past their deadline and no more; another one is to follow at once."""
     entries = [Entry(request_id=f"late{n}", payload=b"p", result_ttl_ms=1000, deadline_ms=1) for n in range(320)]
     await broker.enqueue_many([*entries, Entry(request_id="a", payload=b"p", result_ttl_ms=1000)])
@@ -188,7 +190,7 @@ async def test_a_claim_that_has_not_seen_all_says_so(broker: Broker) -> None:
     assert ([claim.request_id for claim in second.claims], second.retry_ms) == (["a"], -1)
 
 
-async def test_an_owner_whose_request_has_expired_is_told_so(broker: Broker, commands: CommandConnection) -> None:
+async def test_the_owner_of_an_expired_request_is_notified(broker: Broker, commands: CommandConnection) -> None:
     """Also if it ends the request for the same reason: its last tokens were not written."""
     await enqueue(broker, "a", timeout_ms=600_000)
     (claim,) = await take(broker, "e0", 1)

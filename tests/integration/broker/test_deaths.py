@@ -29,7 +29,7 @@ async def reap_until(broker: Broker, condition) -> list:
     return found
 
 
-async def test_a_dead_engines_requests_go_on_at_the_next(broker: Broker) -> None:
+async def test_requests_of_a_dead_engine_resume_on_another_engine(broker: Broker) -> None:
     await enqueue(broker, "a", "b")
     await take(broker, "e0", 2)
     await broker.append([record("a", 1, 0, 7), record("b", 1, 0, 8)])
@@ -72,7 +72,7 @@ async def test_a_lease_that_is_renewed_is_not_reaped(broker: Broker) -> None:
     assert await broker.claims("e1") == [held("b", 1)]
 
 
-async def test_a_time_without_looks_does_not_count_against_leases(broker: Broker, commands) -> None:
+async def test_time_without_reaper_checks_does_not_expire_leases(broker: Broker, commands) -> None:
     """As after a restart of Redis, or while it was stopped: leases ran out although their engines live."""
     long_ms = 600_000
     await broker.reap(CAUSE, max_deliveries=3, lease_ttl_ms=0)
@@ -133,7 +133,7 @@ async def test_a_request_that_kills_each_engine_is_parked_and_the_others_are_not
     )
 
 
-async def test_a_kill_from_outside_makes_nobody_a_suspect(broker: Broker) -> None:
+async def test_an_external_kill_makes_no_request_a_suspect(broker: Broker) -> None:
     """kill -9 of one engine after the other, with progress in between, parks nothing."""
     await enqueue(broker, "a")
     for death in range(6):
@@ -272,7 +272,7 @@ async def test_the_cause_is_kept_whatever_its_size(broker: Broker, commands, tra
     assert dead.cause == cause
 
 
-async def test_nobody_is_parked_for_a_death_in_company(broker: Broker) -> None:
+async def test_deaths_while_sharing_an_engine_park_no_request(broker: Broker) -> None:
     """Three deaths, but never one that is surely its own."""
     for death in range(4):
         other = f"other{death}"

@@ -34,7 +34,7 @@ async def ids(history: RequestHistory, *, limit: int = 100, **wanted) -> list[st
     return [request.request_id for request in await history.requests(RequestFilter(**wanted), limit=limit)]
 
 
-async def test_a_request_whose_engine_died_twice_tells_of_all_three(broker: Broker, history: RequestHistory) -> None:
+async def test_history_lists_all_three_engines_after_two_deaths(broker: Broker, history: RequestHistory) -> None:
     await enqueue(broker, "a", tenant="t", band="batch", num_prompt_tokens=5, max_tokens=7)
     epochs = []
     for number in range(3):
@@ -85,7 +85,7 @@ async def test_a_replayed_request_keeps_its_former_life(
     assert (await history.history("a"))[2].cause == "poison_request: it fell over"
 
 
-async def test_a_repeated_call_tells_nothing_twice(broker: Broker, history: RequestHistory) -> None:
+async def test_a_repeated_call_adds_no_second_event(broker: Broker, history: RequestHistory) -> None:
     await enqueue(broker, "a", call="c")
     await enqueue(broker, "a", call="c")
     await take(broker, "e0", 1)
@@ -95,7 +95,7 @@ async def test_a_repeated_call_tells_nothing_twice(broker: Broker, history: Requ
     assert [event.kind.value for event in await history.history("a")] == ["queued", "claimed", "finished"]
 
 
-async def test_tokens_tell_nothing(broker: Broker, history: RequestHistory) -> None:
+async def test_tokens_add_no_events(broker: Broker, history: RequestHistory) -> None:
     await enqueue(broker, "a")
     await take(broker, "e0", 1)
     before = await history.last_event_id()
@@ -105,7 +105,7 @@ async def test_tokens_tell_nothing(broker: Broker, history: RequestHistory) -> N
     assert len(await history.history("a")) == 2
 
 
-async def test_the_ended_are_found_after_their_results_have_expired(
+async def test_history_of_ended_requests_outlives_their_results(
     broker: Broker, history: RequestHistory, commands: CommandConnection
 ) -> None:
     await enqueue(broker, "a", tenant="t")
@@ -148,7 +148,7 @@ async def test_lists_by_state_tenant_band_engine_id_and_time(broker: Broker, his
     assert "gone" in await ids(history, since=done.at)
 
 
-async def test_what_was_replayed_is_no_longer_among_the_parked(
+async def test_a_replayed_request_is_no_longer_listed_as_parked(
     broker: Broker, history: RequestHistory, commands: CommandConnection
 ) -> None:
     await enqueue(broker, "a")
@@ -196,7 +196,7 @@ async def test_with_none_kept_nothing_is_written(
     assert (await history.requests())[0].state is RequestState.QUEUED
 
 
-async def test_a_stranger_in_the_stream_hides_nothing(
+async def test_a_foreign_entry_in_the_event_stream_hides_no_events(
     broker: Broker, history: RequestHistory, commands: CommandConnection
 ) -> None:
     await commands.execute("XADD", broker.keys.events, "*", "who", "knows")

@@ -102,7 +102,7 @@ async def test_a_chunk_that_is_sent_again_is_added_once_whatever_has_happened_si
     assert not await broker.input.extend("a", 2, chunk("c"))
 
 
-async def test_what_cannot_be_added_is_refused_by_name(broker: Broker) -> None:
+async def test_invalid_chunks_are_refused_with_a_reason(broker: Broker) -> None:
     await enqueue(broker, "plain")
     await open_request(broker)
     extend = broker.input.extend
@@ -187,7 +187,7 @@ async def test_waiting_for_input_ends_by_cancellation_deadline_or_the_death_of_t
     await assert_nothing_is_left(commands, broker)
 
 
-async def test_a_segment_whose_engine_dies_is_claimed_anew_and_input_added_meanwhile_is_kept(broker: Broker) -> None:
+async def test_a_segment_is_reclaimed_after_a_death_and_keeps_input_added_meanwhile(broker: Broker) -> None:
     await open_request(broker)
     (claim,) = await take(broker, "e0", 1)
     await broker.end_segments([segment(claim, 0, 0, 7)])
@@ -217,7 +217,7 @@ async def test_a_segment_that_ends_clears_the_request_of_former_deaths(broker: B
     assert await die(broker, "e0", external=False) == (1, 0)
 
 
-async def test_a_death_between_segments_is_none_of_the_requests(broker: Broker) -> None:
+async def test_an_engine_death_between_segments_does_not_affect_the_request(broker: Broker) -> None:
     await open_request(broker)
     (claim,) = await take(broker, "e0", 1)
     await broker.end_segments([segment(claim, 0, 0, 7)])
@@ -244,7 +244,7 @@ async def test_chunks_count_in_lane_and_reckoning_and_the_engine_corrects_them(b
     await assert_nothing_is_left(commands, broker)
 
 
-async def test_a_tenant_is_charged_for_each_segment_as_it_ends(broker: Broker, queue: Queue, commands) -> None:
+async def test_a_tenant_is_charged_at_the_end_of_each_segment(broker: Broker, queue: Queue, commands) -> None:
     """By its quota of tokens, which shows what was charged: 100 tokens of prompt and one of output a segment."""
     policy = TenantPolicy(tokens_per_minute=1000)
     await queue.configure_tenant("acme", policy)
@@ -296,7 +296,7 @@ async def test_others_may_end_while_a_request_waits_for_input(broker: Broker, qu
     assert (await queue.stats()).num_running == 0
 
 
-async def test_a_parked_request_is_replayed_with_the_input_it_had_and_no_more(broker: Broker, commands) -> None:
+async def test_a_parked_request_is_replayed_with_exactly_its_previous_input(broker: Broker, commands) -> None:
     dead_letter = DeadLetter(commands, broker.keys)
     await open_request(broker)
     await broker.input.extend("a", 1, chunk("b"))

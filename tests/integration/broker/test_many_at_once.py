@@ -96,7 +96,9 @@ def _comparable(found: Snapshot) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_many_at_once_leave_what_one_by_one_leave(commands: CommandConnection, namespace: str, seed: int) -> None:
+async def test_batched_calls_leave_the_same_state_as_single_calls(
+    commands: CommandConnection, namespace: str, seed: int
+) -> None:
     found = []
     for model, many in (("many", True), ("one", False)):
         found.append(await _live(commands, Keys(namespace).model(model), seed, many=many))
@@ -106,7 +108,7 @@ async def test_many_at_once_leave_what_one_by_one_leave(commands: CommandConnect
         assert _comparable(now) == _comparable(then)
 
 
-async def test_what_a_call_has_ended_is_settled_though_the_next_one_stops_it(
+async def test_ended_requests_are_settled_when_a_later_call_of_the_batch_fails(
     commands: CommandConnection, broker: Broker
 ) -> None:
     """The outbox, which the second one needs, is no stream."""
@@ -123,7 +125,7 @@ async def test_what_a_call_has_ended_is_settled_though_the_next_one_stops_it(
     assert found.of("client") == {}
 
 
-async def test_what_a_call_has_enqueued_is_served_though_the_next_one_stopped_it(
+async def test_enqueued_requests_are_served_when_a_later_call_of_the_batch_fails(
     commands: CommandConnection, broker: Broker
 ) -> None:
     """The second one's lane is no stream; the call is repeated after the repair."""
@@ -153,7 +155,7 @@ async def test_an_id_that_a_call_has_twice_is_enqueued_once(broker: Broker) -> N
     assert [claim.payload for claim in await take(broker, "e0", 9)] == [b"1"]
 
 
-async def test_a_wave_reads_ahead_past_what_cannot_be_run(commands: CommandConnection, broker: Broker) -> None:
+async def test_a_claim_reads_past_entries_that_cannot_run(commands: CommandConnection, broker: Broker) -> None:
     """Strange entries and what has expired stand between the others, also behind what was read ahead."""
     await enqueue(broker, *(f"a{number}" for number in range(7)))
     lane = broker.keys.lane("standard", "default")
@@ -172,7 +174,7 @@ async def test_a_wave_reads_ahead_past_what_cannot_be_run(commands: CommandConne
     await assert_nothing_is_left(commands, broker)
 
 
-async def test_an_end_that_was_written_before_is_told_apart_from_a_stale_one(broker: Broker) -> None:
+async def test_a_repeated_end_is_distinguished_from_a_stale_one(broker: Broker) -> None:
     await enqueue(broker, "a", "b", "c")
     await take(broker, "e0", 3)
     assert await broker.finish([final("a", 1, 0)]) == []

@@ -22,7 +22,7 @@ from .conftest import CAUSE, assert_nothing_is_left, enqueue, final, finish_with
 from .snapshot import read_snapshot
 
 
-async def test_while_it_is_paused_nothing_is_handed_out(broker: Broker, queue: Queue, subscriber: Subscriber) -> None:
+async def test_a_paused_queue_assigns_no_requests(broker: Broker, queue: Queue, subscriber: Subscriber) -> None:
     wakes: list[bytes] = []
     await subscriber.subscribe(broker.keys.wake, wakes.append)
     await enqueue(broker, "a")
@@ -44,7 +44,7 @@ async def test_while_it_is_paused_nothing_is_handed_out(broker: Broker, queue: Q
     assert not await queue.is_paused()
 
 
-async def test_what_runs_may_end_while_it_is_paused(broker: Broker, queue: Queue, commands) -> None:
+async def test_running_requests_may_end_during_a_pause(broker: Broker, queue: Queue, commands) -> None:
     await enqueue(broker, "a", "b")
     first, second = await take(broker, "e0", 2)
     assert await queue.pause(put_back=False) == 2
@@ -58,7 +58,7 @@ async def test_what_runs_may_end_while_it_is_paused(broker: Broker, queue: Queue
     await assert_nothing_is_left(commands, broker)
 
 
-async def test_what_runs_may_be_put_back_to_go_on_after_its_last_token(
+async def test_running_requests_may_be_requeued_and_resume_after_their_last_token(
     broker: Broker, queue: Queue, subscriber: Subscriber
 ) -> None:
     sent: dict[str, list[bytes]] = {"e0": [], "e1": []}
@@ -99,7 +99,7 @@ async def test_the_time_of_a_pause_is_not_slow_service(broker: Broker, queue: Qu
     assert await served_per_s(commands, broker) == pytest.approx(0.2, rel=0.2)
 
 
-async def test_a_paused_queue_still_ends_what_is_due(broker: Broker, queue: Queue) -> None:
+async def test_a_paused_queue_still_ends_expired_requests(broker: Broker, queue: Queue) -> None:
     await queue.pause(put_back=False)
     await enqueue(broker, "a", timeout_ms=0)
     assert await broker.expire() == 1
@@ -151,7 +151,7 @@ async def test_all_of_a_queue_outlives_a_restart_of_redis(tmp_path: Path, namesp
 
 
 @pytest.mark.parametrize("band", ["", "batch"])
-async def test_purge_cancels_what_waits_of_a_tenant(broker: Broker, queue: Queue, band: str) -> None:
+async def test_purge_cancels_waiting_requests_of_a_tenant(broker: Broker, queue: Queue, band: str) -> None:
     await enqueue(broker, "running", "back", tenant="t", band="interactive")
     for claim in await take(broker, "e0", 2):
         if claim.request_id == "back":

@@ -103,7 +103,7 @@ async def test_cancel_ends_a_request_at_once_and_only_once(broker: Broker, comma
     await assert_nothing_is_left(commands, broker)
 
 
-async def test_cancel_tells_the_engine_that_runs_the_request(broker: Broker, subscriber) -> None:
+async def test_cancel_notifies_the_engine_that_runs_the_request(broker: Broker, subscriber) -> None:
     from penstock.shared.messages.supervision import CancelCommand, EngineCommand
 
     commands: list[bytes] = []
@@ -124,7 +124,7 @@ async def test_cancel_after_the_end_or_of_an_unknown_id_does_nothing(broker: Bro
     assert len(await broker.read_log("a")) == 1
 
 
-async def test_a_handed_back_request_is_claimed_before_new_ones(broker: Broker) -> None:
+async def test_a_released_request_is_claimed_before_new_ones(broker: Broker) -> None:
     await enqueue(broker, "a")
     await take(broker, "e0", 1)
     await enqueue(broker, "b")
@@ -132,7 +132,7 @@ async def test_a_handed_back_request_is_claimed_before_new_ones(broker: Broker) 
     assert [claim.request_id for claim in await take(broker, "e1", 5)] == ["a", "b"]
 
 
-async def test_a_cancelled_handed_back_request_is_not_claimed(broker: Broker) -> None:
+async def test_a_cancelled_released_request_is_not_claimed(broker: Broker) -> None:
     await enqueue(broker, "a")
     await take(broker, "e0", 1)
     await broker.release([held("a", 1)])

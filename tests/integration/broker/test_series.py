@@ -66,7 +66,7 @@ async def test_histograms_add_up_by_differences(store: SeriesStore) -> None:
     assert point.quantile("queue_time_s", 0.5) is None
 
 
-async def test_a_hundred_tenants_are_told_apart(store: SeriesStore) -> None:
+async def test_series_distinguish_a_hundred_tenants_and_merge_the_rest(store: SeriesStore) -> None:
     for number in range(1, 4):
         tenants = {f"t{number}-{i}": TenantPoint(tokens_out=1) for i in range(50)}
         await store.add("w", number, {}, tenants)
@@ -76,7 +76,7 @@ async def test_a_hundred_tenants_are_told_apart(store: SeriesStore) -> None:
     assert sum(one.tokens_out for one in point.tenants.values()) == 150
 
 
-async def test_whoever_reaps_samples_what_is(broker: Broker, store: SeriesStore) -> None:
+async def test_a_reaper_samples_the_gauges(broker: Broker, store: SeriesStore) -> None:
     await enqueue(broker, "run", "wait", "gone", num_prompt_tokens=3, max_tokens=4)
     await take(broker, "e0", 1)
     await broker.cancel("gone")
@@ -88,7 +88,7 @@ async def test_whoever_reaps_samples_what_is(broker: Broker, store: SeriesStore)
     assert point.ended == {"cancelled": 1}
 
 
-async def test_what_engines_end_they_count_themselves(broker: Broker, store: SeriesStore) -> None:
+async def test_a_reaper_does_not_count_ends_written_by_engines(broker: Broker, store: SeriesStore) -> None:
     await enqueue(broker, "a")
     await take(broker, "e0", 1)
     await broker.finish([final("a", 1, 0, 9)])
@@ -144,6 +144,6 @@ async def test_a_killed_process_loses_one_interval_at_most(namespace: str, store
         ({"hours": 25, "step_s": 60}, r"step_s must be one of \[600, 3600\]"),
     ],
 )
-async def test_what_is_not_kept_is_refused(store: SeriesStore, wanted, message) -> None:
+async def test_ranges_and_steps_that_are_not_stored_are_refused(store: SeriesStore, wanted, message) -> None:
     with pytest.raises(ValidationError, match=message):
         await store.read(**wanted)

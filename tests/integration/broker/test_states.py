@@ -126,7 +126,7 @@ def test_each_move_has_its_scene() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), SCENES)
-async def test_the_moves_that_the_table_has_are_made(broker: Broker, before: RequestState, after: RequestState) -> None:
+async def test_every_transition_of_the_table_happens(broker: Broker, before: RequestState, after: RequestState) -> None:
     await bring_to(broker, before)
     await SCENES[before, after](broker)
     assert await broker.state("a") is after

@@ -36,7 +36,7 @@ async def positions(queue: Queue, *request_ids: str) -> list[int | None]:
     return [(await status_of(queue, request_id)).position for request_id in request_ids]
 
 
-async def test_an_empty_queue_says_so(queue: Queue) -> None:
+async def test_stats_of_an_empty_queue_are_zero(queue: Queue) -> None:
     stats = await queue.stats(tenants=True)
     assert (stats.model, stats.is_paused, stats.depth, stats.num_tokens, stats.num_running) == ("m", False, 0, 0, 0)
     assert (stats.num_returned, stats.oldest_age_s, stats.estimated_wait_s) == (0, 0.0, None)
@@ -121,7 +121,7 @@ async def test_the_place_in_line_moves_up(broker: Broker, queue: Queue) -> None:
     assert await positions(queue, *"abcd") == [None, None, None, 0]
 
 
-async def test_a_strange_entry_in_a_lane_disturbs_nobody(broker: Broker, queue: Queue, commands) -> None:
+async def test_a_foreign_entry_in_a_lane_does_not_affect_requests(broker: Broker, queue: Queue, commands) -> None:
     await commands.execute("XADD", broker.keys.lane("standard", "t"), "*", "who", "knows")
     await enqueue(broker, "a", tenant="t")
     assert await positions(queue, "a") == [0]
@@ -184,7 +184,7 @@ async def test_rates_fall_to_zero_while_nothing_is_served(broker: Broker, queue:
     assert (long_ago.requests_per_s, long_ago.tokens_per_s) == pytest.approx((0, 0), abs=1e-6)
 
 
-async def test_what_was_served_is_measured_by_band(broker: Broker, queue: Queue, commands) -> None:
+async def test_served_requests_are_measured_by_band(broker: Broker, queue: Queue, commands) -> None:
     await enqueue(broker, "a", "b", "c", num_prompt_tokens=6, max_tokens=10)
     await enqueue(broker, "d", band="batch", num_prompt_tokens=6, max_tokens=10)
     for claim in await take(broker, "e0", 3):
@@ -208,7 +208,7 @@ async def test_a_measure_that_others_have_written_counts_as_none(
     assert (await queue.read_snapshot()).state.bands[1].rates.ended == pytest.approx(1, rel=0.1)
 
 
-async def test_policies_come_back_as_they_were_set(queue: Queue) -> None:
+async def test_policies_are_read_back_as_set(queue: Queue) -> None:
     assert await queue.policy() == QueuePolicy()
     assert await queue.tenant_policies() == {}
     tenant = TenantPolicy(weight=0.5, requests_per_minute=1, tokens_per_minute=2, over_quota=OverQuota.REFUSE)
@@ -233,7 +233,7 @@ async def test_policies_come_back_as_they_were_set(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("data", [b'{"no_such_field": 1}', b'{"strictness": 7}', b'{"bands": 3}', b"nonsense"])
-async def test_a_policy_of_a_newer_version_is_an_error_that_says_so(
+async def test_a_policy_of_a_newer_version_is_an_error_that_names_the_cause(
     broker: Broker, queue: Queue, commands, data: bytes
 ) -> None:
     await commands.execute("SET", broker.keys.policy, data)

@@ -25,7 +25,7 @@ async def limit(server: RedisServer) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-async def test_what_was_filled_is_emptied_whenever_it_is_cancelled(
+async def test_a_filled_redis_is_emptied_after_cancellation_at_any_time(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers = SimpleNamespace(url=server.url, server_urls={"home": server.url}, shards={}, workers=[])

@@ -73,7 +73,7 @@ def accepts_any_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("accepts_any_epoch")
-async def test_a_stale_owner_that_is_let_in_is_seen(
+async def test_an_accepted_write_of_a_stale_owner_is_detected(
     broker: Broker, redis_url: str, watch: OwnerWatch, commands: CommandConnection
 ) -> None:
     """Also over a connection that was cut in between."""
@@ -95,7 +95,7 @@ async def test_a_stale_owner_that_is_let_in_is_seen(
     ]
 
 
-async def test_with_its_data_a_server_loses_who_owned_what(
+async def test_data_loss_clears_the_known_owners(
     broker: Broker, watch: OwnerWatch, commands: CommandConnection
 ) -> None:
     await enqueue(broker, "a")

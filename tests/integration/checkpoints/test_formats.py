@@ -28,7 +28,7 @@ HALVES = ("one.safetensors", "two.safetensors")
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_checkpoint_is_what_it_stands_for(make_pair: MakePair, name: str) -> None:
+def test_a_quantized_checkpoint_loads_as_its_dequantized_weights(make_pair: MakePair, name: str) -> None:
     packed, plain = make_pair(FORMATS[name])
     assert_same(load(packed), load(plain))
     found = tokens(packed)
@@ -80,7 +80,7 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
     assert_same(load(folder), load(write_folder(tmp_path / "plain", source, plain)))
 
 
-def test_what_older_files_of_gptq_have(make_pair: MakePair) -> None:
+def test_older_gptq_files_are_loaded(make_pair: MakePair) -> None:
     """A name of their own, their settings in a file of its own, and biases of zeros for layers that have none."""
     packed, plain = make_pair(gptq())
     held = load_file(packed / "model.safetensors")
@@ -99,7 +99,7 @@ def test_what_older_files_of_gptq_have(make_pair: MakePair) -> None:
         load(packed)
 
 
-def test_what_is_saved_of_it_is_a_plain_checkpoint(make_pair: MakePair, tmp_path: Path) -> None:
+def test_the_saved_state_is_a_plain_checkpoint(make_pair: MakePair, tmp_path: Path) -> None:
     packed, plain = make_pair(FORMATS["int_quantized"])
     config, saved = EngineConfig(model=str(packed), dtype="float32"), tmp_path / "saved"
     call = SaveShardedState(path=str(saved), pattern=None, max_size=None)
@@ -134,7 +134,7 @@ def test_what_is_saved_of_it_is_a_plain_checkpoint(make_pair: MakePair, tmp_path
         ("packed_int4_zeros", "weight_zero_point", (3, 2), "weight_zero_point has not a number for each"),
     ],
 )
-def test_what_does_not_belong_together_is_named(
+def test_inconsistent_tensors_are_named(
     make_pair: MakePair, name: str, end: str, damaged: tuple[int, ...] | None, told: str
 ) -> None:
     packed, _ = make_pair(FORMATS[name])

@@ -44,7 +44,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("key", CONFIGS)
-def test_a_file_is_what_it_stands_for(key: str, tmp_path: Path) -> None:
+def test_a_gguf_file_loads_as_its_dequantized_weights(key: str, tmp_path: Path) -> None:
     config = CONFIGS[key]()
     source = save_model(config, tmp_path / "source")
     kinds = KINDS if key == "llama" else ("Q8_0", "Q4_0", "F16")
@@ -100,7 +100,7 @@ def test_a_file_is_described_once_and_again_when_it_has_changed(
         ({"qwen2__attention__value_length": 32}, r"attention\.value_length 32 where heads have 16 numbers"),
     ],
 )
-def test_what_is_not_read_is_named(tmp_path: Path, more: dict[str, Any], told: str) -> None:
+def test_unsupported_files_are_refused_by_name(tmp_path: Path, more: dict[str, Any], told: str) -> None:
     with pytest.raises(ModelLoadError, match=told):
         gguf_folder(some_file(tmp_path, **more), tmp_path / "cache")
 

@@ -32,7 +32,7 @@ def tokenizer_of(**values: Any) -> GgufTokenizer:
     )
 
 
-def test_the_demo_models_comes_back() -> None:
+def test_the_demo_tokenizer_survives_a_round_trip() -> None:
     source, original = json.loads(DEMO.read_text()), Tokenizer.from_file(str(DEMO))
     added = {each["id"]: each["content"] for each in source["added_tokens"]}
     names = {index: token for token, index in source["model"]["vocab"].items()} | added
@@ -148,7 +148,7 @@ def test_a_file_may_ask_for_a_token_after_texts() -> None:
     assert tokenizer_of(**values, eos_token_id=1).tokenizer.encode("aa").tokens == ["a", "a"]
 
 
-def test_what_ends_a_turn_is_found_by_name_where_the_file_does_not_say_it() -> None:
+def test_end_of_turn_tokens_are_recognized_by_name_if_the_file_omits_them() -> None:
     tokens = ["<|endoftext|>", "<|im_end|>", "a", "</s>"]
     made = tokenizer_of(model="gpt2", pre="qwen2", tokens=tokens, token_type=[3, 3, 1, 1], merges=[], eos_token_id=1)
     assert made.end_token_ids() == [1, 0]

@@ -35,7 +35,7 @@ async def test_a_full_redis_holds_up_no_change(server: RedisServer, monkeypatch:
     await commands.close()
 
 
-async def test_the_error_of_a_change_is_told_and_not_that_of_its_entry(server: RedisServer) -> None:
+async def test_the_error_of_a_change_is_raised_instead_of_that_of_its_audit_entry(server: RedisServer) -> None:
     """Text that is no text is refused by name, and noted."""
     commands = CommandConnection(server.url)
     audit = Audit(commands, Keys())
@@ -86,7 +86,7 @@ asyncio.run(main())
 """
 
 
-async def test_the_environment_says_nothing_of_who_acts(server: RedisServer) -> None:
+async def test_the_actor_is_not_read_from_the_environment(server: RedisServer) -> None:
     environment = {**os.environ, "USER": "mallory", "LOGNAME": "mallory", "SUDO_USER": "mallory", "USERNAME": "mallory"}
     command = [sys.executable, "-c", SCRIPT, server.url]
     await asyncio.to_thread(subprocess.run, command, env=environment, check=True)
@@ -98,7 +98,7 @@ async def test_the_environment_says_nothing_of_who_acts(server: RedisServer) -> 
 
 
 @pytest.mark.parametrize("role", [Role.CLIENT, Role.OPERATOR])
-async def test_redis_says_which_of_its_users_has_written(server: RedisServer, role: Role) -> None:
+async def test_the_redis_user_is_reported_by_the_server(server: RedisServer, role: Role) -> None:
     words = rights(role, "penstock", await asyncio.to_thread(acl_version))
     await asyncio.to_thread(server.execute, "ACL", "SETUSER", "ann", "on", ">pw", *words)
     commands, reader = CommandConnection(server.url.replace("unix://", "unix://ann:pw@")), CommandConnection(server.url)
@@ -114,7 +114,7 @@ async def test_redis_says_which_of_its_users_has_written(server: RedisServer, ro
     await reader.close()
 
 
-async def test_a_server_that_does_not_tell_users_gets_its_entry(server: RedisServer) -> None:
+async def test_a_server_that_does_not_report_users_still_gets_an_entry(server: RedisServer) -> None:
     version = await asyncio.to_thread(acl_version)
     old = [word for word in rights(Role.CLIENT, "penstock", version) if word != "+acl|whoami"]
     await asyncio.to_thread(server.execute, "ACL", "SETUSER", "old", "on", ">pw", *old)

@@ -52,7 +52,7 @@ async def test_status_names_the_model_and_the_likely_name(
     assert f"known models: {KNOWN}; did you mean {KNOWN}?" in finding.message
 
 
-async def test_a_model_with_a_card_and_no_engine_is_told_with_its_oldest_wait(
+async def test_a_known_model_without_engines_is_reported_with_its_waiting_requests(
     waiting_client: Client, commands: CommandConnection, namespace: str
 ) -> None:
     await waiting_client.submit("hi", SamplingParams(max_tokens=3), model=KNOWN)
@@ -95,7 +95,9 @@ async def test_commands_show_it(
     assert (status, "queued" in out) == (0, True)
 
 
-async def test_the_client_is_told(waiting_client: Client, commands: CommandConnection, namespace: str) -> None:
+async def test_the_client_logs_an_awaited_model_once_with_a_suggestion(
+    waiting_client: Client, commands: CommandConnection, namespace: str
+) -> None:
     with capture_logs() as logs:
         handle = await waiting_client.submit("hi", SamplingParams(max_tokens=3), model=TYPO)
         await waiting_client.submit("hi", SamplingParams(max_tokens=3), model=TYPO)

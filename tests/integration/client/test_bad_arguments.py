@@ -146,7 +146,7 @@ def test_a_time_to_live_that_redis_cannot_keep_is_refused(value: Any) -> None:
         Client("redis://localhost", result_ttl_s=value)
 
 
-def test_a_batch_into_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_into_a_missing_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tmp_path / "in.jsonl"
     rows.write_text('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi"}}\n')
     status = main(["batch", "run", str(rows), "-o", "/nope/out.jsonl", "--redis-url", "redis://localhost:1"])

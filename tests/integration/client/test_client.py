@@ -34,7 +34,7 @@ async def test_stream_yields_each_token_once_in_order_and_one_end(client: Client
     assert [delta.finish_reason for delta in rest if delta.finished] == ["length"]
 
 
-async def test_generate_returns_the_whole_and_the_request_carries_what_was_asked(client, broker) -> None:
+async def test_generate_returns_the_whole_text_and_sends_all_parameters(client, broker) -> None:
     params = SamplingParams(temperature=0.5, top_k=7, stop=["x"])
     task = asyncio.ensure_future(client.generate([1, 2, 3], params, request_id="mine", priority=3))
     claim = await claim_one(broker)
@@ -85,7 +85,7 @@ async def test_cancelling_the_awaiting_task_cancels_the_request(client: Client, 
     assert await broker.state("r") == "cancelled"
 
 
-async def test_closing_the_client_cancels_what_it_streams_but_not_what_it_submitted(redis_url, namespace, broker):
+async def test_closing_the_client_cancels_streamed_but_not_submitted_requests(redis_url, namespace, broker):
     client = await Client.connect(redis_url, namespace=namespace)
     stream = client.stream("hi", request_id="streamed")
     reading = asyncio.ensure_future(anext(stream))
@@ -165,7 +165,7 @@ async def test_deltas_that_wait_for_a_slow_reader_are_merged(client: Client, bro
     assert len(rest) < 10
 
 
-async def test_a_lost_subscription_comes_back_without_gap_or_repeat(client, broker, commands) -> None:
+async def test_a_lost_subscription_is_restored_without_gap_or_repeat(client, broker, commands) -> None:
     stream = client.stream("hi", request_id="r")
     got = []
 
@@ -247,7 +247,7 @@ async def test_bad_input_is_refused_before_anything_is_enqueued(client, broker, 
     assert (await broker.claim("e0", EngineCapacity(max_num_seqs=1))).claims == []
 
 
-async def test_an_unknown_request_or_one_past_its_time_to_live_is_told(redis_url, namespace, broker) -> None:
+async def test_an_unknown_or_expired_request_is_reported(redis_url, namespace, broker) -> None:
     async with Client.connect(redis_url, namespace=namespace, result_ttl_s=0.001) as client:
         handle = await client.handle("never")
         with pytest.raises(errors.RequestNotFoundError, match="'never' is unknown"):
@@ -262,7 +262,7 @@ async def test_an_unknown_request_or_one_past_its_time_to_live_is_told(redis_url
             await handle.result()
 
 
-async def test_a_model_nobody_served_yet_can_be_waited_for(redis_url: str, namespace: str) -> None:
+async def test_a_client_can_wait_for_a_model_that_was_never_served(redis_url: str, namespace: str) -> None:
     async with Client.connect(redis_url, namespace=namespace) as client:
         with pytest.raises(errors.UnknownModelError, match="no worker has served a model"):
             await client.submit("hi")
@@ -278,18 +278,18 @@ async def test_a_model_nobody_served_yet_can_be_waited_for(redis_url: str, names
         ("unix:///nowhere.sock", errors.RedisUnavailableError, "nowhere.sock"),
     ],
 )
-async def test_a_wrong_url_is_told_in_one_sentence(url: str, error: type[Exception], message: str) -> None:
+async def test_a_wrong_url_is_reported_in_one_sentence(url: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         async with Client.connect(url):
             pass
 
 
-async def test_a_client_that_is_not_connected_says_so(redis_url: str) -> None:
+async def test_an_unconnected_client_raises_a_clear_error(redis_url: str) -> None:
     with pytest.raises(errors.ClientClosedError, match="async with"):
         await Client.connect(redis_url).generate("hi")
 
 
-async def test_what_is_wrong_on_one_channel_ends_that_stream_alone(client, broker, commands) -> None:
+async def test_an_error_on_one_channel_ends_only_that_stream(client, broker, commands) -> None:
     healthy, inside = [await client.submit("hi") for _ in range(2)]
     claims = [await claim_one(broker) for _ in range(2)]
     whole = asyncio.ensure_future(healthy.result())
@@ -305,7 +305,7 @@ async def test_what_is_wrong_on_one_channel_ends_that_stream_alone(client, broke
 
 @pytest.mark.parametrize("call", ["stream", "submit"])
 @pytest.mark.parametrize("where", ["messages", "parts", "tools"])
-async def test_the_loop_goes_on_while_a_prompt_of_many_parts_is_checked(
+async def test_the_event_loop_runs_while_a_prompt_of_many_parts_is_checked(
     client: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch, call: str, where: str
 ) -> None:
     """It takes tenths of a second for a body of 4 MB."""

@@ -62,7 +62,7 @@ async def test_the_first_chunk_enqueues_and_the_others_extend(client: Client, br
     assert (deltas[-1].finish_reason, deltas[-1].usage) == ("length", Usage(10, 3))
 
 
-async def test_a_chunk_brings_parameters_of_its_own(client: Client, broker: Broker, commands) -> None:
+async def test_a_chunk_may_have_its_own_parameters(client: Client, broker: Broker, commands) -> None:
     """After a first chunk that had its own, the others say the conversation's: the request has those of its first."""
     own = [SamplingParams(max_tokens=3), None, SamplingParams(max_tokens=5, seed=4)]
     async with client.converse(SamplingParams(max_tokens=7, seed=2), request_id="r") as conversation:
@@ -85,7 +85,7 @@ async def test_a_chunk_brings_parameters_of_its_own(client: Client, broker: Brok
     assert [chunk.sampling_params for chunk in sent] == [of_conversation[0], own[2], of_conversation[1]]
 
 
-async def test_a_slow_reader_gets_each_segment_by_itself(client: Client, broker: Broker) -> None:
+async def test_a_slow_reader_gets_each_segment_separately(client: Client, broker: Broker) -> None:
     """What waits for it is merged, but an end of a segment is an end of a delta."""
     async with client.converse(PARAMS) as conversation:
         await conversation.send("one")
@@ -120,7 +120,7 @@ async def test_cumulative_output_keeps_the_ends_of_all_segments(client: Client, 
     assert [end.next_index for end in last.segment_ends] == [1, 2]
 
 
-async def test_a_stream_that_is_asked_for_again_adds_nothing_and_gets_everything(client, broker, redis_url, namespace):
+async def test_a_repeated_stream_call_adds_no_input_and_gets_all_output(client, broker, redis_url, namespace):
     stream = client.stream(chunks("one", "two"), PARAMS, request_id="r")
     reading = asyncio.ensure_future(anext(stream))
     await end_segment(broker, await claim_one(broker), 0, 0, 65)
@@ -166,7 +166,7 @@ async def test_a_cancelled_read_loses_nothing(client: Client, broker: Broker) ->
         assert (await anext(conversation)).text == "A"
 
 
-async def test_sending_to_a_request_that_has_ended_says_so(client: Client, broker: Broker) -> None:
+async def test_sending_to_an_ended_request_raises_a_clear_error(client: Client, broker: Broker) -> None:
     async with client.converse(PARAMS, request_id="r") as conversation:
         await conversation.send("one")
         await write(broker, await claim_one(broker), 0, 65, end=FinishReason.STOP)
@@ -176,7 +176,7 @@ async def test_sending_to_a_request_that_has_ended_says_so(client: Client, broke
 
 
 @pytest.mark.parametrize("chunk", ["", [], 7, b"bytes", [1, "x"], [99], [[1]]])
-async def test_a_wrong_chunk_is_refused_and_the_conversation_goes_on(client, broker, chunk) -> None:
+async def test_a_wrong_chunk_is_refused_and_the_conversation_continues(client, broker, chunk) -> None:
     async with client.converse(PARAMS, request_id="r") as conversation:
         await conversation.send("one")
         with pytest.raises(errors.ValidationError):

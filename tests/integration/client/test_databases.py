@@ -74,7 +74,7 @@ async def test_the_same_request_id_has_an_answer_in_each(both: list[Deployment])
     assert [output.token_ids for output in outputs] == [[5, 7], [6, 8]]
 
 
-async def test_no_channel_is_heard_in_the_other(both: list[Deployment]) -> None:
+async def test_channels_are_separate_between_databases(both: list[Deployment]) -> None:
     here, there = both
     model = here.keys.model("m")
     channels = [model.output("r"), model.wake, model.engine_commands("e"), model.engine_wake("e")]

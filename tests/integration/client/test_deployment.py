@@ -50,7 +50,7 @@ async def make_due(commands: CommandConnection, keys: Keys, number: int) -> None
         await commands.execute("XADD", keys.model("m").outbox, f"{i + 1}-0", "event", "e")
 
 
-async def test_a_process_says_who_it_is_until_it_leaves(commands: CommandConnection, keys: Keys) -> None:
+async def test_a_process_is_listed_until_it_leaves(commands: CommandConnection, keys: Keys) -> None:
     presence = Presence(commands, keys, ProcessKind.GATEWAY, {"port": "1"})
     await presence.say()
     presence.start()
@@ -115,7 +115,7 @@ async def test_a_killed_process_is_forgotten_by_its_time_to_live(
     assert await read_processes(commands.execute, keys) == []
 
 
-async def test_the_last_error_is_told(commands: CommandConnection, keys: Keys) -> None:
+async def test_the_last_error_of_a_process_is_reported(commands: CommandConnection, keys: Keys) -> None:
     configure_logging("info")
     try:
         structlog.get_logger().error("reaping_failed", error="no way")
@@ -128,7 +128,7 @@ async def test_the_last_error_is_told(commands: CommandConnection, keys: Keys) -
     assert found.last_error_at > 0
 
 
-async def test_nobody_runs_jobs_and_webhooks_are_due(commands: CommandConnection, keys: Keys) -> None:
+async def test_due_webhooks_without_a_jobs_process_are_an_error(commands: CommandConnection, keys: Keys) -> None:
     await make_due(commands, keys, 12)
     found = await read_deployment(commands, keys)
     assert [(one.code, one.message) for one in beside_redis(found)] == [
@@ -149,12 +149,12 @@ async def test_a_redis_that_keeps_nothing_is_a_note(commands: CommandConnection,
     assert "a crash of it loses" in found.message
 
 
-async def test_what_has_just_come_due_is_no_finding(commands: CommandConnection, keys: Keys) -> None:
+async def test_jobs_that_just_became_due_are_not_reported(commands: CommandConnection, keys: Keys) -> None:
     await Agenda(commands, keys).add(DELIVER, "evt")
     assert await count_due(commands, keys) == {}
 
 
-async def test_a_queue_without_engines_and_a_paused_one_are_found(commands: CommandConnection, keys: Keys) -> None:
+async def test_a_queue_without_engines_and_a_paused_one_are_reported(commands: CommandConnection, keys: Keys) -> None:
     await commands.execute("HSET", keys.models(), "m", msgspec.json.encode(ModelCard(model="m")))
     assert beside_redis(await read_deployment(commands, keys)) == []
     await Broker(commands, keys.model("m")).enqueue("a", b"p", result_ttl_ms=60_000)
@@ -164,7 +164,7 @@ async def test_a_queue_without_engines_and_a_paused_one_are_found(commands: Comm
     assert found.findings[0].message.startswith("no engine serves model m, and 1 request waits for it")
 
 
-async def test_the_command_tells_it_and_fails(
+async def test_the_status_command_prints_the_error_and_fails(
     redis_url: str, commands: CommandConnection, keys: Keys, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await make_due(commands, keys, 12)

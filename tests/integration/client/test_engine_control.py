@@ -99,7 +99,7 @@ async def two(play: Play, subscriber: Subscriber) -> tuple[PlayedEngine, PlayedE
     return engines
 
 
-async def test_all_engines_that_can_hear_are_asked_or_the_one_that_is_meant(
+async def test_a_call_reaches_all_ready_engines_or_the_named_one(
     client: Client, two: tuple[PlayedEngine, PlayedEngine], play: Play
 ) -> None:
     await play("w-2").beat(EngineState.STARTING)
@@ -113,7 +113,7 @@ async def test_all_engines_that_can_hear_are_asked_or_the_one_that_is_meant(
     assert 0 < command.expires_at_ms - await two[1].calls.now_ms() <= 60_000
 
 
-async def test_what_is_asked_arrives_whole(client: Client, two: tuple[PlayedEngine, PlayedEngine]) -> None:
+async def test_a_call_arrives_with_all_its_arguments(client: Client, two: tuple[PlayedEngine, PlayedEngine]) -> None:
     two[0].answer = lambda command: RpcResult([1, {"a": b"b"}])
     result = await client.collective_rpc("method", [1, None], {"k": [2.5]}, engine_id="w-0", timeout_s=700)
     assert result == {"w-0": [1, {"a": b"b"}]}
@@ -148,7 +148,7 @@ async def test_an_engine_that_does_not_answer_is_not_waited_for_for_ever(
     assert caught.value.answers == {"w-1": SleepState()}
 
 
-async def test_an_engine_that_has_not_heard_is_asked_again(
+async def test_a_call_is_repeated_until_the_engine_receives_it(
     client: Client, two: tuple[PlayedEngine, PlayedEngine]
 ) -> None:
     two[0].answer = lambda command: SleepState() if two[0].num_messages > 1 else None
@@ -177,7 +177,7 @@ async def test_an_engine_that_goes_before_it_answers(
         assert "out of memory" in str(caught.value)
 
 
-async def test_a_reply_that_was_not_heard_is_found(
+async def test_a_reply_with_a_lost_message_is_read_from_its_key(
     client: Client, commands: CommandConnection, two: tuple[PlayedEngine, PlayedEngine]
 ) -> None:
     """The engine's reply is in its key, and nothing is published: the connection had failed just then."""
@@ -218,7 +218,7 @@ async def test_an_answer_of_the_wrong_kind_or_of_a_later_version_is_an_error(
         await asking
 
 
-async def test_who_cannot_be_asked_is_named_at_once(client: Client, play: Play) -> None:
+async def test_engines_that_cannot_be_called_are_named_immediately(client: Client, play: Play) -> None:
     with pytest.raises(errors.EngineDeadError, match="no engine of model 'm' can be called: none has a heartbeat"):
         await client.sleep()
     await play("w-0").beat(EngineState.DEAD, error="out of memory")
@@ -233,7 +233,7 @@ async def test_who_cannot_be_asked_is_named_at_once(client: Client, play: Play) 
         await client.sleep(model="typo")
 
 
-async def test_mistakes_of_the_caller_are_seen_before_anything_is_sent(
+async def test_wrong_arguments_are_refused_before_sending(
     client: Client, two: tuple[PlayedEngine, PlayedEngine]
 ) -> None:
     wrong = [

@@ -48,7 +48,9 @@ def of(child: int, deltas: list[Delta]) -> list[Delta]:
     return [delta for delta in deltas if delta.child == child]
 
 
-async def test_a_stream_of_three_tells_whose_each_delta_is_and_ends_each_once(client: Client, broker: Broker) -> None:
+async def test_a_stream_of_three_marks_the_child_of_each_delta_and_ends_each_once(
+    client: Client, broker: Broker
+) -> None:
     got: list[Delta] = []
     reading = asyncio.ensure_future(into(client.stream("hi", THREE, request_id="r"), got))
     claims = await claim_children(broker, "r", 3)
@@ -128,7 +130,7 @@ async def test_generate_returns_all_answers_and_one_usage(client: Client, broker
     assert output.usage == Usage(num_prompt_tokens=4, num_output_tokens=6)
 
 
-async def test_an_error_of_one_is_raised_after_what_came_and_cancels_the_others(client, broker) -> None:
+async def test_an_error_of_one_child_is_raised_after_its_output_and_cancels_the_others(client, broker) -> None:
     got: list[Delta] = []
     reading = asyncio.ensure_future(into(client.stream("hi", THREE, request_id="r"), got))
     claims = await claim_children(broker, "r", 3)
@@ -185,7 +187,7 @@ async def test_one_child_is_resumed_through_its_own_handle(client: Client, broke
             handle.child(wrong)
 
 
-async def test_cancelling_more_children_than_there_are_says_which_is_unknown(client, broker) -> None:
+async def test_cancelling_too_many_children_names_the_unknown_one(client, broker) -> None:
     await client.submit("hi", SamplingParams(n=2), request_id="r")
     with pytest.raises(errors.RequestNotFoundError, match="'r~2' of model 'm' is unknown"):
         await (await client.handle("r", n=3)).cancel()
@@ -216,14 +218,14 @@ async def test_no_child_goes_out_if_one_is_too_large(redis_url: str, namespace: 
 
 
 @pytest.mark.parametrize("call", [Client.submit, Client.generate])
-async def test_what_no_engine_takes_leaves_nothing(client: Client, broker: Broker, call) -> None:
+async def test_fail_fast_without_engines_leaves_no_requests(client: Client, broker: Broker, call) -> None:
     with pytest.raises(errors.EngineDeadError):
         await call(client, "hi", THREE, request_id="r", fail_fast=True)
     assert await states(broker) == [None] * 3
     assert client.errored
 
 
-async def test_a_submit_that_is_refused_halfway_cancels_what_it_made(client: Client, broker: Broker) -> None:
+async def test_a_partly_refused_submit_cancels_its_accepted_children(client: Client, broker: Broker) -> None:
     await client.configure_queue(QueuePolicy(max_queue_depth=2))
     with pytest.raises(errors.QueueFullError, match="max_queue_depth is 2 requests"):
         await client.submit("hi", THREE, request_id="r")

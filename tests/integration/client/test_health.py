@@ -45,7 +45,7 @@ async def test_health_is_good_while_one_engine_lives(client, commands, namespace
     assert isinstance(client.dead_error, EngineDeadError)
 
 
-async def test_health_names_what_became_of_each_engine(client, commands, namespace) -> None:
+async def test_health_error_names_the_state_of_each_engine(client, commands, namespace) -> None:
     with pytest.raises(EngineDeadError, match="no live engine serves model 'm': it has no engine with a heartbeat"):
         await client.check_health()
     await beat(commands, namespace, 0, EngineState.DEAD, "CUDA error: an illegal memory access")
@@ -70,7 +70,7 @@ async def test_health_names_what_became_of_each_engine(client, commands, namespa
         await client.check_health("typo")
 
 
-async def test_errored_follows_the_engines_while_somebody_reads_it(
+async def test_errored_follows_the_engines_while_it_is_read(
     client, commands, namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "INTERVAL_S", 0.01)
@@ -160,7 +160,7 @@ async def test_without_fail_fast_a_request_waits_for_the_next_engine(client, bro
     assert not client.errored
 
 
-async def test_a_poison_request_is_told_to_all_who_wait(client: Client, broker: Broker) -> None:
+async def test_a_poison_request_raises_in_all_waiting_calls(client: Client, broker: Broker) -> None:
     stream = client.stream("hi", request_id="r")
     streamed = asyncio.ensure_future(anext(stream))
     claim = await claim_one(broker)

@@ -91,14 +91,16 @@ async def test_an_address_becomes_the_image_that_it_answers(fetcher: ImageFetche
     # Not the bytes: pytest puts the name of a test into the environment.
     ids=["redirect", "missing", "page", "large", "no HTTP"],
 )
-async def test_what_is_no_image_is_refused(
+async def test_responses_that_are_no_images_are_refused(
     fetcher: ImageFetcher, tls: ssl.SSLContext, reply: bytes, words: str
 ) -> None:
     async with Server(reply, tls) as server:
         assert words in await told(fetcher, f"https://pictures.test:{server.port}/")
 
 
-async def test_only_public_addresses_are_asked_by_https_if_any_is(fetcher: ImageFetcher, tls: ssl.SSLContext) -> None:
+async def test_images_are_fetched_only_if_allowed_from_public_addresses_by_https(
+    fetcher: ImageFetcher, tls: ssl.SSLContext
+) -> None:
     guarded, none = ImageFetcher(is_allowed=True), ImageFetcher(is_allowed=False)
     async with Server(answer(png()), tls) as server:
         for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "169.254.169.254"):

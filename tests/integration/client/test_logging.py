@@ -77,7 +77,7 @@ def lines_of_app(server: RedisServer, set_up: str) -> list[str]:
 
 
 @pytest.mark.parametrize("set_up", [NONE, QUIET, STRUCTLOG_ON_STDOUT], ids=["none", "quiet", "structlog"])
-def test_client_writes_nothing_that_the_app_has_not_asked_for(server: RedisServer, set_up: str) -> None:
+def test_client_writes_no_logs_unless_the_app_configures_logging(server: RedisServer, set_up: str) -> None:
     assert lines_of_app(server, set_up) == []
 
 

@@ -74,7 +74,7 @@ async def test_outputs_of_two_answers(client: Client, broker: Broker, kind, expe
     assert [answer.text for answer in again[0].outputs] == ["AB", "AB"]
 
 
-async def test_leaving_outputs_early_cancels_and_errors_come_out(client: Client, broker: Broker) -> None:
+async def test_leaving_outputs_early_cancels_and_errors_are_raised(client: Client, broker: Broker) -> None:
     outputs = client.stream_outputs("hi", request_id="r")
     first = asyncio.ensure_future(anext(outputs))
     await write(broker, await claim_one(broker), 0, 65)
@@ -85,7 +85,7 @@ async def test_leaving_outputs_early_cancels_and_errors_come_out(client: Client,
         await all_of(client.stream_outputs("hi", model="typo"))
 
 
-async def test_an_error_of_the_callers_generator_comes_out_as_it_is(client: Client, broker: Broker) -> None:
+async def test_an_error_of_the_callers_generator_is_raised_unchanged(client: Client, broker: Broker) -> None:
     class MyError(Exception):
         pass
 
@@ -106,7 +106,7 @@ async def test_an_error_of_the_callers_generator_comes_out_as_it_is(client: Clie
     assert await states(broker, "r") == ["cancelled"]
 
 
-async def test_what_a_request_says_of_adapter_and_trace_travels_with_it(client: Client, broker: Broker) -> None:
+async def test_adapter_and_trace_headers_are_sent_with_the_request(client: Client, broker: Broker) -> None:
     lora = LoRARequest("cats", 3, "/adapters/cats", digest="c" * 64)
     await client.add_request("r", "hi", lora_request=lora, trace_headers=TRACE, priority=-2)
     request = msgspec.msgpack.decode((await claim_one(broker)).payload, type=EngineCoreRequest)
@@ -156,7 +156,7 @@ async def test_a_thousand_requests_that_are_added_and_aborted_at_once_leave_noth
     assert (await broker.claim("e0", EngineCapacity(max_num_seqs=9))).claims == []
 
 
-async def test_a_pause_that_aborts_ends_what_ran_and_keeps_what_waits(client: Client, broker: Broker) -> None:
+async def test_an_aborting_pause_ends_running_and_keeps_waiting_requests(client: Client, broker: Broker) -> None:
     running = asyncio.ensure_future(client.generate("hi", request_id="running"))
     claim = await claim_one(broker)
     await write(broker, claim, 0, 65)
@@ -189,7 +189,7 @@ async def test_a_pause_that_aborts_ends_what_ran_and_keeps_what_waits(client: Cl
         ({"trace_headers": {"baggage": "x" * 9000}}, "trace_headers must have at most 8192 characters, got 9007"),
     ],
 )
-async def test_options_that_are_wrong_or_not_ours_are_told(client: Client, options: Any, message: str) -> None:
+async def test_wrong_or_unsupported_options_are_refused(client: Client, options: Any, message: str) -> None:
     for call in (client.submit, client.generate, client.encode):
         if call == client.encode and "not supported" not in message:
             continue

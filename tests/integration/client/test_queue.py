@@ -23,7 +23,9 @@ async def claimed_ids(broker: Broker, limit: int = 16) -> list[str]:
     return [claim.request_id for claim in (await broker.claim("e0", EngineCapacity(max_num_seqs=limit))).claims]
 
 
-async def test_bands_and_tenants_of_a_request_decide_who_goes_first(client: Client, broker: Broker) -> None:
+async def test_band_and_tenant_of_a_request_are_sent_and_the_band_decides_the_order(
+    client: Client, broker: Broker
+) -> None:
     await client.submit("hi", request_id="later", band="batch")
     await client.submit("hi", request_id="usual")
     await client.submit("hi", request_id="now", band="interactive", tenant="acme")
@@ -33,7 +35,9 @@ async def test_bands_and_tenants_of_a_request_decide_who_goes_first(client: Clie
     assert (request.tenant, request.band) == ("acme", "interactive")
 
 
-async def test_a_client_counts_for_its_tenant_unless_the_request_says_another(redis_url, namespace, broker) -> None:
+async def test_requests_count_for_the_tenant_of_the_client_unless_they_name_another(
+    redis_url, namespace, broker
+) -> None:
     async with Client.connect(redis_url, namespace=namespace, tenant="shop") as client:
         await client.submit("hi")
         await client.submit("hi", tenant="other")
@@ -41,7 +45,7 @@ async def test_a_client_counts_for_its_tenant_unless_the_request_says_another(re
     assert {(tenant.tenant, tenant.depth) for tenant in stats.tenants} == {("shop", 1), ("other", 1)}
 
 
-async def test_what_is_due_in_the_queue_never_runs(client: Client, broker: Broker) -> None:
+async def test_a_request_that_times_out_in_the_queue_never_runs(client: Client, broker: Broker) -> None:
     """Nobody else looks here: the client itself has the broker end it."""
     deltas = [delta async for delta in client.stream("hi", request_id="r", timeout_s=0.05)]
     assert [(delta.token_ids, delta.finish_reason) for delta in deltas] == [([], FinishReason.EXPIRED)]
@@ -49,7 +53,7 @@ async def test_what_is_due_in_the_queue_never_runs(client: Client, broker: Broke
     assert (await client.status("r")).state == "expired"
 
 
-async def test_what_is_due_while_it_runs_is_stopped_with_its_tokens(client: Client, broker: Broker) -> None:
+async def test_a_request_that_times_out_while_running_ends_with_its_tokens(client: Client, broker: Broker) -> None:
     for life_s in (0.3, 3.0, 30.0):  # as long as this machine needs to come to its first tokens
         request_id = f"r{life_s}"
         running = asyncio.ensure_future(client.generate("hi", request_id=request_id, deadline=time.time() + life_s))
@@ -95,7 +99,7 @@ async def test_bad_options_are_refused_by_name(client: Client, broker: Broker, o
     assert (await client.queue_stats()).depth == 0
 
 
-async def test_a_full_queue_says_when_to_come_back(client: Client, broker: Broker) -> None:
+async def test_a_full_queue_returns_a_retry_delay(client: Client, broker: Broker) -> None:
     await client.configure_queue(QueuePolicy(max_queue_depth=2, tenant=TenantPolicy(max_queue_tokens=100)))
     await client.submit("hi", SamplingParams(max_tokens=90), request_id="a")
     with pytest.raises(errors.QueueFullError, match="tenant 'default' is full: max_queue_tokens is 100 tokens"):
@@ -162,7 +166,7 @@ async def test_many_tasks_that_enqueue_at_once_each_get_their_own_answer(client:
     assert (await client.queue_stats()).depth == 50
 
 
-async def test_status_tells_position_and_estimated_start(client: Client, broker: Broker) -> None:
+async def test_status_has_position_and_estimated_start(client: Client, broker: Broker) -> None:
     for i in range(4):
         await client.submit("hi", SamplingParams(max_tokens=9), request_id=f"r{i}")
     assert (await client.status("r3")).estimated_start_s is None
@@ -178,7 +182,7 @@ async def test_status_tells_position_and_estimated_start(client: Client, broker:
         await client.status("nobody")
 
 
-async def test_stats_tell_band_and_tenant(client: Client, broker: Broker) -> None:
+async def test_stats_are_split_by_band_and_tenant(client: Client, broker: Broker) -> None:
     await client.submit("hi", SamplingParams(max_tokens=9), tenant="a", band="batch")
     await client.submit_many(["hi"] * 3, SamplingParams(max_tokens=9), tenant="b")
     stats = await client.queue_stats()
@@ -192,7 +196,7 @@ async def test_stats_tell_band_and_tenant(client: Client, broker: Broker) -> Non
 
 
 @pytest.mark.parametrize("wait", [False, True])
-async def test_a_pause_holds_what_waits_and_loses_nothing(client: Client, broker: Broker, wait: bool) -> None:
+async def test_a_pause_holds_waiting_requests_and_loses_none(client: Client, broker: Broker, wait: bool) -> None:
     running = asyncio.ensure_future(client.generate("hi", request_id="running"))
     claim = await claim_one(broker)
     await write(broker, claim, 0, 65)
@@ -219,7 +223,7 @@ async def test_a_pause_holds_what_waits_and_loses_nothing(client: Client, broker
     assert (await running).text == ("AB" if wait else "AC")
 
 
-async def test_purge_cancels_what_waits_of_a_tenant(client: Client, broker: Broker) -> None:
+async def test_purge_cancels_waiting_requests_of_a_tenant(client: Client, broker: Broker) -> None:
     handles = await client.submit_many(["hi"] * 5, tenant="gone")
     await client.submit("hi", request_id="stays")
     assert await client.purge("gone", band="batch") == 0

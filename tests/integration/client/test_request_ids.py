@@ -81,7 +81,7 @@ async def test_the_same_request_attaches(client: Client, broker: Broker, prompt:
     assert output.text == "A"
 
 
-async def test_of_two_that_come_at_once_one_gets_the_id(client: Client, broker: Broker) -> None:
+async def test_simultaneous_submits_of_different_prompts_conflict(client: Client, broker: Broker) -> None:
     prompts = ["one", "two", "one", "three"]
     results = await asyncio.gather(
         *(client.submit(prompt, PARAMS, request_id="r") for prompt in prompts), return_exceptions=True
@@ -100,7 +100,7 @@ async def test_a_request_of_an_older_client_is_attached_to_by_its_tenant(client:
     assert caught.value.field == "tenant"
 
 
-async def test_an_id_that_was_made_for_a_request_is_its_tenants(client: Client, broker: Broker) -> None:
+async def test_a_generated_id_belongs_to_the_tenant_of_its_request(client: Client, broker: Broker) -> None:
     handle = await client.submit("hi", PARAMS, tenant="t")
     assert (await client.submit("hi", PARAMS, request_id=handle.request_id, tenant="t")).request_id == handle.request_id
     with pytest.raises(errors.RequestConflictError):
@@ -115,7 +115,7 @@ async def test_an_id_of_a_further_answer_cannot_be_chosen(client: Client, reques
     assert (await client.queue_stats()).depth == 0
 
 
-async def test_other_ids_with_a_tilde_have_answers_of_their_own(client: Client, broker: Broker) -> None:
+async def test_other_ids_with_a_tilde_have_separate_answers(client: Client, broker: Broker) -> None:
     await client.submit("hi", SamplingParams(n=3), request_id="x")
     for name in ("x~", "x~a", "x~0", "x~01", "~", "x~1a"):
         handle = await client.submit("ho", SamplingParams(n=2), request_id=name)

@@ -76,7 +76,7 @@ async def test_the_callers_current_span_is_the_parent(traced: Client, broker: Br
     assert (attributes["penstock.tenant"], attributes["penstock.enqueue.num_requests"]) == ("acme", 1)
 
 
-async def test_what_a_request_says_of_its_trace_comes_first(traced: Client, broker: Broker, app: App) -> None:
+async def test_trace_headers_of_a_request_take_precedence(traced: Client, broker: Broker, app: App) -> None:
     given = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "a=b", "baggage": "c=d"}
     with app.tracer.start_as_current_span("my handler"):
         await traced.submit("hi", trace_headers=given)
@@ -102,7 +102,7 @@ async def test_answers_of_one_request_have_a_span_each(traced: Client, broker: B
 
 
 @pytest.mark.parametrize("headers", [None, {"traceparent": f"00-{TRACE}-{PARENT}-00"}])
-async def test_what_is_not_sampled_has_no_span_and_says_so_to_engines(
+async def test_an_unsampled_request_has_no_span_and_passes_the_flag_to_engines(
     redis_url: str, namespace: str, broker: Broker, headers: dict[str, str] | None
 ) -> None:
     app = await asyncio.to_thread(App, samples=False)
@@ -114,7 +114,7 @@ async def test_what_is_not_sampled_has_no_span_and_says_so_to_engines(
     assert headers is None or told.split("-")[1] == TRACE
 
 
-async def test_a_refusal_is_told_by_its_code(traced: Client, broker: Broker, app: App) -> None:
+async def test_a_refusal_is_recorded_with_its_code(traced: Client, broker: Broker, app: App) -> None:
     with pytest.raises(EngineDeadError):
         await traced.generate("hi", fail_fast=True)
     (span,) = app.named("enqueue")

@@ -109,5 +109,5 @@ async def test_clients_run(tmp_path: Path, tcp_url: str) -> None:
 
 
 @pytest.mark.parametrize("words", ["the embedded Redis needs Linux", "no unix sockets", "the worker needs Linux"])
-async def test_what_needs_linux_says_so(tmp_path: Path, words: str) -> None:
+async def test_features_that_need_linux_raise_a_clear_error_elsewhere(tmp_path: Path, words: str) -> None:
     assert any(words in line for line in await output_of(await start(tmp_path, REFUSALS)))

@@ -103,13 +103,13 @@ def test_one_client_follows_many_streams() -> None:
     assert row.deltas_per_s > 0
 
 
-def test_a_side_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failed_side_reports_the_reason(tmp_path: Path) -> None:
     side = PeerScript("rival", "transformers_static.py")
     with pytest.raises(ConfigurationError, match="no-such-model"):
         side.run(tmp_path / "no-such-model", PHASES, "float32", tmp_path)
 
 
-def test_a_rival_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_rival_that_is_not_installed_is_reported_as_missing(tmp_path: Path) -> None:
     missing = {side.name: side.why_missing for side in choose_sides(frozenset(PEERS), tmp_path, [])}
     assert [name for name, why in missing.items() if why] == [
         "vLLM offline",

@@ -141,7 +141,7 @@ async def test_interrupt_stops_the_answer_and_not_the_chat(terminal: Terminal, b
     assert await terminal.end() == 0
 
 
-async def test_a_failed_request_leaves_the_conversation_as_it_was(terminal: Terminal, broker: Broker) -> None:
+async def test_a_failed_request_leaves_the_conversation_unchanged(terminal: Terminal, broker: Broker) -> None:
     await terminal.ask("one")
     await answer(broker, await claim_one(broker), "", FinishReason.ERROR)
     await terminal.ask("/help")

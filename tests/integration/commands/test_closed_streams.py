@@ -68,7 +68,7 @@ async def test_a_service_with_closed_streams_serves(
 
 
 @pytest.mark.parametrize(("service", "output"), [("gateways", "left"), ("dashboard", "left"), ("dashboard", "full")])
-async def test_a_service_serves_although_nobody_reads_that_it_is_ready(
+async def test_a_service_serves_with_closed_or_full_output(
     service: str, output: str, redis_url: str, namespace: str, commands: CommandConnection, tmp_path: Path
 ) -> None:
     if output == "full":

@@ -77,7 +77,7 @@ def test_list_is_a_table_with_the_first_line_of_the_cause(dead, redis_url, names
     assert listed["request"]["sampling_params"]["max_tokens"] == 7
 
 
-def test_show_tells_everything(dead, redis_url, namespace) -> None:
+def test_show_prints_all_fields(dead, redis_url, namespace) -> None:
     asyncio.run(park(redis_url, namespace, "a", "x" * 1000))
     status, out, _ = dead("show", "a")
     assert status == 0
@@ -120,7 +120,7 @@ def test_replay_queues_it_again_once(dead, redis_url, namespace) -> None:
     assert asyncio.run(claim()) == ["a"]
 
 
-def test_what_is_no_request_is_shown_and_purged_but_not_replayed(dead, redis_url, namespace) -> None:
+def test_an_entry_that_is_no_request_can_be_listed_and_purged_but_not_replayed(dead, redis_url, namespace) -> None:
     asyncio.run(park(redis_url, namespace, "a"))
     asyncio.run(write_stranger(redis_url, namespace))
     strange = dead("list")[1].splitlines()[2].split()[0]

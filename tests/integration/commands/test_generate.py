@@ -70,7 +70,7 @@ async def ended(process: Process) -> tuple[str, str, int | None]:
 
 
 @pytest.mark.parametrize("options", [(), ("--stream",), ("--model", "m")])
-async def test_it_says_once_that_no_engine_serves_the_model(
+async def test_it_reports_once_that_no_engine_serves_the_model(
     redis_url: str, namespace: str, broker: Broker, commands: CommandConnection, options: tuple[str, ...]
 ) -> None:
     process = await generate(redis_url, namespace, "hi", *options)
@@ -83,7 +83,7 @@ async def test_it_says_once_that_no_engine_serves_the_model(
     assert await ended(process) == ("hello\n", "", 0)
 
 
-async def test_it_says_that_the_queue_is_paused(
+async def test_it_reports_a_paused_queue(
     redis_url: str, namespace: str, broker: Broker, commands: CommandConnection
 ) -> None:
     queue = Queue(commands, Keys(namespace).model("m"))
@@ -97,7 +97,7 @@ async def test_it_says_that_the_queue_is_paused(
     assert (await ended(process))[0] == "hello\n"
 
 
-async def test_while_an_engine_is_there_nothing_is_said(
+async def test_it_prints_no_notice_while_an_engine_serves(
     redis_url: str, namespace: str, broker: Broker, commands: CommandConnection
 ) -> None:
     await put_heartbeat(commands, namespace)

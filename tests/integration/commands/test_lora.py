@@ -53,7 +53,7 @@ async def beat(url: str, namespace: str, engine_id: str, digests: list[str]) -> 
     await connection.close()
 
 
-def test_a_name_is_added_shown_pinned_and_removed(lora: Run, redis_url: str, namespace: str, tmp_path: Path) -> None:
+def test_a_name_is_added_listed_pinned_and_removed(lora: Run, redis_url: str, namespace: str, tmp_path: Path) -> None:
     cats = write_adapter(tmp_path / "cats")
     digest = adapter_digest(cats)
     status, out, _ = lora("add", "pets", str(cats), "--model", "m", "--tenant", "acme")
@@ -74,7 +74,7 @@ def test_a_name_is_added_shown_pinned_and_removed(lora: Run, redis_url: str, nam
     assert lora("list")[1] == "no adapters\n"
 
 
-def test_pointing_a_name_elsewhere_says_what_it_was(lora: Run, tmp_path: Path) -> None:
+def test_moving_a_name_prints_its_previous_adapter(lora: Run, tmp_path: Path) -> None:
     cats, dogs = write_adapter(tmp_path / "cats"), write_adapter(tmp_path / "dogs", b"other")
     lora("add", "pets", str(cats), "--model", "m", "--no-load")
     out = lora("add", "pets", str(dogs), "--model", "m", "--no-load", "--copy-to", str(tmp_path / "all"))[1]
@@ -91,7 +91,7 @@ def test_the_folder_that_hosts_share_may_stand_in_the_environment(
     assert json.loads(lora("list", "--json")[1])[0]["path"] == str(tmp_path / "all" / adapter_digest(cats))
 
 
-def test_what_is_wrong_is_one_sentence(lora: Run, tmp_path: Path) -> None:
+def test_errors_are_one_sentence(lora: Run, tmp_path: Path) -> None:
     dora = write_adapter(tmp_path / "dora", use_dora=True)
     for arguments, message in (
         (("add", "pets", str(dora), "--model", "m"), "DoRA is not computed"),

@@ -81,7 +81,7 @@ async def until_told(http: httpx.AsyncClient, *lines: str) -> str:
             await asyncio.sleep(REFRESH_S)
 
 
-async def test_a_queue_is_told_of_while_no_engine_runs(
+async def test_a_queue_has_metrics_while_no_engine_runs(
     server: RedisServer, http: httpx.AsyncClient, client: Client
 ) -> None:
     await serve(server.url, EngineState.STOPPED)
@@ -102,7 +102,7 @@ async def test_a_queue_is_told_of_while_no_engine_runs(
     await until_told(http, 'penstock_wanted_engines{model_name="m"} 0.0')
 
 
-async def test_an_engine_is_wanted_for_a_model_that_no_worker_has_served(
+async def test_an_engine_is_requested_for_a_model_that_no_worker_has_served(
     server: RedisServer, http: httpx.AsyncClient
 ) -> None:
     async with Client.connect(server.url, wait_for_model=True) as client:
@@ -112,7 +112,7 @@ async def test_an_engine_is_wanted_for_a_model_that_no_worker_has_served(
     assert reply == {"model": "org/new", "replicas": 1, "wanted_engines": 1.0, "num_engines": 0}
 
 
-async def test_engines_are_told_of_by_vllms_names_too(server: RedisServer, http: httpx.AsyncClient) -> None:
+async def test_engines_have_metrics_under_vllms_names_too(server: RedisServer, http: httpx.AsyncClient) -> None:
     await serve(server.url, EngineState.BUSY, num_running_reqs=5, kv_cache_usage=0.4)
     text = await until_told(http, 'penstock_num_requests_running{engine="e",model_name="m"} 5.0')
     for line in (
@@ -146,7 +146,7 @@ async def test_a_scrape_does_not_wait_for_a_redis_that_is_away(server: RedisServ
     await until_told(http, "penstock_snapshot_ok 1.0")
 
 
-async def test_a_model_that_nobody_knows(http: httpx.AsyncClient) -> None:
+async def test_an_unknown_model_is_a_404(http: httpx.AsyncClient) -> None:
     reply = await http.get("/wanted/org/unknown")
     assert reply.status_code == 404
     assert "org/unknown" in reply.json()["error"]

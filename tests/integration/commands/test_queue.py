@@ -170,7 +170,7 @@ def test_list_without_models(queue: Run) -> None:
     assert queue("list", "--json")[1] == "[]\n"
 
 
-def test_show_tells_totals_policy_bands_and_the_deepest_lanes(queue: Run, model: Model) -> None:
+def test_show_prints_totals_policy_bands_and_the_deepest_lanes(queue: Run, model: Model) -> None:
     model.enqueue("runs", tenant="one")
     model.claim(1)
     model.enqueue("a", tenant="one")
@@ -211,7 +211,7 @@ def test_show_as_json_has_every_tenant_and_the_policy(queue: Run, model: Model) 
     assert shown["policy"]["tenant"]["over_quota"] == "wait"
 
 
-def test_show_says_what_waits_for_its_next_engine(queue: Run, model: Model) -> None:
+def test_show_counts_requests_that_wait_for_their_next_engine(queue: Run, model: Model) -> None:
     model.enqueue("a", "b")
     model.claim(1)
     queue("pause", "m", "--put-back")
@@ -221,7 +221,7 @@ def test_show_says_what_waits_for_its_next_engine(queue: Run, model: Model) -> N
     assert (fields["running"], fields["est wait"]) == ("0", "-")
 
 
-def test_show_request_tells_where_it_stands(queue: Run, model: Model) -> None:
+def test_show_request_prints_its_position(queue: Run, model: Model) -> None:
     model.enqueue("first", "a")
     model.enqueue("b", timeout_ms=600_000)
     model.set_rate(requests_per_s=1, tokens_per_s=15)
@@ -291,7 +291,7 @@ def test_pause_and_resume(queue: Run, model: Model) -> None:
     assert model.claim(2) == ["b"]
 
 
-def test_pause_puts_back_what_runs(queue: Run, model: Model) -> None:
+def test_pause_requeues_running_requests(queue: Run, model: Model) -> None:
     model.enqueue("a", "b")
     model.claim(2)
     assert "2 running requests were returned to the queue" in queue("pause", "m", "--put-back")[1]
@@ -353,7 +353,7 @@ def test_interrupted_wait_leaves_it_paused(model: Model) -> None:
     assert model.is_paused()
 
 
-def test_purge_cancels_what_waits_of_a_tenant(queue: Run, model: Model) -> None:
+def test_purge_cancels_waiting_requests_of_a_tenant(queue: Run, model: Model) -> None:
     model.enqueue("a", "b", tenant="one")
     model.enqueue("c", "d", tenant="one", band="batch")
     model.enqueue("e", tenant="two")
@@ -398,7 +398,7 @@ def test_purge_asks_on_a_terminal(queue: Run, model: Model, monkeypatch: pytest.
     assert asked == []
 
 
-def test_configure_changes_what_is_given(queue: Run, model: Model) -> None:
+def test_configure_changes_only_the_passed_settings(queue: Run, model: Model) -> None:
     plain = queue("configure", "m")
     assert lines_of(plain[1])["order"] == "fcfs"
     assert model.do(lambda connection, broker, _: connection.execute("EXISTS", broker.keys.policy)) == 0
@@ -473,7 +473,7 @@ def test_tenant_has_the_default_policy_until_it_gets_its_own(queue: Run, model: 
     assert "tenant must hold no braces" in queue("tenant", "m", "{acme}")[2]
 
 
-def test_a_policy_may_come_before_the_model(queue: Run, model: Model) -> None:
+def test_a_policy_may_be_set_before_the_model_is_served(queue: Run, model: Model) -> None:
     status, out, _ = queue("configure", "later", "--order", "edf")
     assert (status, "no worker has served 'later' yet" in out) == (0, True)
     status, out, _ = queue("tenant", "later", "acme", "--weight", "2")

@@ -73,7 +73,7 @@ def test_impossible_values_are_refused(penstock, arguments, message) -> None:
     assert (status, message in error, "Traceback" in error) == (EXIT_FAILED, True, False)
 
 
-def test_one_is_shown_with_its_timeline_and_without_contents(penstock) -> None:
+def test_show_prints_the_timeline_without_contents(penstock) -> None:
     status, told, _ = penstock("requests", "show", "bad")
     assert status == 0
     assert [word for word in ("queued", "claimed", "failed") if word in told] == ["queued", "claimed", "failed"]
@@ -96,7 +96,7 @@ def test_many_are_cancelled_after_a_question(penstock) -> None:
     assert ids(penstock("requests", "list", "--state", "running", "--json")[1]) == ["run"]
 
 
-def test_what_was_counted_is_shown(penstock) -> None:
+def test_queue_history_prints_the_counted_tokens(penstock) -> None:
     points = json.loads(penstock("queue", "history", "m", "--hours", "1", "--json")[1])
     assert len(points) == 60
     assert sum(point["tokens_out"] for point in points) == 600
@@ -105,7 +105,7 @@ def test_what_was_counted_is_shown(penstock) -> None:
     assert (status, "hours must be a number above 0" in error) == (EXIT_FAILED, True)
 
 
-def test_the_policy_says_how_many_events_are_kept(penstock) -> None:
+def test_the_policy_limits_the_number_of_stored_events(penstock) -> None:
     assert penstock("queue", "configure", "m", "--events-kept", "0")[0] == 0
     assert "none are written" in penstock("queue", "show", "m")[1]
     assert penstock("queue", "configure", "m", "--events-kept", "20000001")[0] == EXIT_FAILED

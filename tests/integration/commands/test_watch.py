@@ -94,7 +94,7 @@ async def test_a_terminal_is_drawn_over(redis_url: str, namespace: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "inf"])
-def test_seconds_that_are_none_are_told(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_watch_intervals_are_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         penstock_cli.main(["queue", "show", "m", f"--watch={seconds}"])
     assert ended.value.code == EXIT_USAGE

@@ -57,7 +57,9 @@ async def test_a_page_of_roles_is_for_admins(site: Site) -> None:
         ({"cookie": "a=b"}, 403),  # a browser that tells nothing
     ],
 )
-async def test_a_change_comes_from_a_page_of_ours(headers: dict[str, str], status: int, site: Site) -> None:
+async def test_changes_are_accepted_only_from_pages_of_the_dashboard(
+    headers: dict[str, str], status: int, site: Site
+) -> None:
     visitor = await site.visitor()
     visitor.headers = httpx.Headers(HTML | headers)
     assert (await visitor.post("/queue/pause", data={"model": "m"})).status_code == status
@@ -65,7 +67,7 @@ async def test_a_change_comes_from_a_page_of_ours(headers: dict[str, str], statu
 
 
 @pytest.mark.parametrize("path", ["/", "/none", "/static/app.css", "/overview.json"])
-async def test_every_answer_says_what_a_browser_may_do(path: str, site: Site) -> None:
+async def test_every_response_has_security_headers(path: str, site: Site) -> None:
     headers = (await (await site.visitor()).get(path)).headers
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -123,7 +125,7 @@ async def test_a_login_leads_to_pages_of_ours_alone(wanted: str, site: Site) -> 
     assert answer.headers["location"] == "/"
 
 
-async def test_a_proxy_says_who_it_is(site: Site) -> None:
+async def test_user_and_role_are_read_from_headers_of_a_proxy(site: Site) -> None:
     access = HeaderAccess("x-forwarded-user", roles=parse_roles(["sre=operator", "ann=admin+contents"]))
     visitor = await site.visitor(access)
     assert (await visitor.get("/")).status_code == 403
@@ -144,7 +146,7 @@ async def test_headers_of_others_than_the_proxy_are_not_believed(site: Site) -> 
     assert (await visitor.get("/")).status_code == 403
 
 
-def test_a_wrong_role_or_network_is_told() -> None:
+def test_a_wrong_role_or_network_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=re.escape("got 'ann=king'")):
         parse_roles(["ann=king"])
     with pytest.raises(ConfigurationError, match=r"10\.0\.0"):

@@ -41,7 +41,7 @@ async def test_pausing_and_resuming(site: Site) -> None:
     assert {(one.source, one.redis_user) for one in await entries(site)} == {("not asked", "default")}
 
 
-async def test_what_destroys_wants_its_word(site: Site) -> None:
+async def test_destructive_actions_need_typed_confirmation(site: Site) -> None:
     await site.enqueue("waits", tenant="acme")
     visitor = await site.visitor()
     form = {"model": "m", "tenant": "acme"}
@@ -127,7 +127,7 @@ async def test_a_request_is_cancelled(site: Site) -> None:
     assert [(one.target, one.result) for one in await entries(site)] == [("waits", "ok"), ("none", "request_not_found")]
 
 
-async def test_a_new_key_is_shown_once_and_kept_nowhere(site: Site) -> None:
+async def test_a_new_key_is_displayed_once_and_never_stored(site: Site) -> None:
     visitor = await site.visitor()
     made = await visitor.post("/operators/create", data={"name": "olga", "role": "operator", "contents": "1"})
     assert made.status_code == 200

@@ -28,7 +28,9 @@ def test_others_are_not_let_in_unasked(host: str, redis_url: str, capsys: pytest
     "options",
     [["--keys", "on", "--auth-header", "X-User"], ["--role", "ann=king"], ["--trusted-proxy", "ten"]],
 )
-def test_wrong_options_are_told(options: list[str], redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused_by_name(
+    options: list[str], redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     auth = [] if "--keys" in options else ["--auth-header", "X-User"]
     status = penstock_cli.main(["dashboard", "--port", "0", "--redis-url", redis_url, *auth, *options])
     assert status in (EXIT_FAILED, EXIT_USAGE)

@@ -24,7 +24,7 @@ def who(connection: HTTPConnection) -> Access | None:
 
 
 @pytest.mark.parametrize(("module", "name"), [("starlette.applications", "Starlette"), ("fastapi", "FastAPI")])
-async def test_all_addresses_lie_below_the_path(module: str, name: str, site: Site) -> None:
+async def test_all_addresses_are_below_the_mount_path(module: str, name: str, site: Site) -> None:
     kind: type[Starlette] = getattr(pytest.importorskip(module), name)
     pages = dashboard(site.url, access=who, namespace=site.keys.namespace)
 

@@ -33,7 +33,7 @@ COUNTED = {
 
 
 @pytest.mark.parametrize(("span", "step_s"), [("1h", 60), ("24h", 600), ("7d", 3600)])
-async def test_the_queue_shows_what_was_counted_as_pictures_and_tables(span: str, step_s: int, site: Site) -> None:
+async def test_the_queue_page_shows_series_as_charts_and_tables(span: str, step_s: int, site: Site) -> None:
     await count(site, "m", COUNTED)
     visitor = await site.visitor()
     series = (await visitor.get(f"/queue.json?model=m&span={span}")).json()["facts"]["series"]

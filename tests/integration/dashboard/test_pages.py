@@ -76,7 +76,7 @@ async def test_every_page_has_a_title_its_table_as_csv_and_json_and_no_inline_co
     assert [list(row) for row in rows] == [list(row) for row in told["rows"]]
 
 
-async def test_what_a_page_says_is_what_the_queue_says(site: Site) -> None:
+async def test_pages_agree_with_the_state_of_the_queue(site: Site) -> None:
     await fill(site)
     visitor = await site.visitor()
     stats = await visitor.get("/queue.json?model=m")
@@ -88,7 +88,7 @@ async def test_what_a_page_says_is_what_the_queue_says(site: Site) -> None:
     assert shown == {"runs": "claimed", "waits-0": "queued", "waits-1": "queued", "waits-2": "queued"}
 
 
-async def test_what_a_waiting_request_asks_for_is_shown(site: Site) -> None:
+async def test_parameters_of_a_waiting_request_are_displayed(site: Site) -> None:
     await site.enqueue("waits", "the words of it", tenant="acme")
     text = (await (await site.visitor()).get("/request?model=m&id=waits")).text
     assert "the words of it" in text
@@ -108,7 +108,7 @@ async def test_contents_are_escaped_and_unseen_characters_are_written_out(path: 
     assert not {"\x07", "\u202e"} & set(text)
 
 
-async def test_contents_are_seen_only_by_who_may(site: Site) -> None:
+async def test_contents_need_the_contents_right(site: Site) -> None:
     await fill(site)
     await make_event(site)
     (claim,) = [one for one in await site.broker.claims("host-1-0") if one[0] == "runs"]
@@ -123,7 +123,7 @@ async def test_contents_are_seen_only_by_who_may(site: Site) -> None:
     assert "a secret answer" in (await (await site.visitor()).get("/request?model=m&id=runs")).text
 
 
-async def test_what_is_wrong_comes_first(site: Site) -> None:
+async def test_problems_are_listed_first(site: Site) -> None:
     await site.register(state=EngineState.FAILED, error="no memory")
     await site.enqueue("waits")
     await site.queue.pause(put_back=False)
@@ -134,7 +134,7 @@ async def test_what_is_wrong_comes_first(site: Site) -> None:
     assert any("append-only" in problem for problem in told)  # the tests' Redis keeps nothing
 
 
-async def test_a_model_that_no_worker_has_served_is_shown_with_what_waits_for_it(site: Site) -> None:
+async def test_a_never_served_model_is_listed_with_its_waiting_requests(site: Site) -> None:
     async with Client.connect(site.url, namespace=site.keys.namespace, wait_for_model=True) as client:
         await client.submit("hi", SamplingParams(max_tokens=3), model="my-modle")
         await site.register("my-model")
@@ -156,7 +156,7 @@ async def test_an_unknown_request_or_model_is_a_sentence(site: Site) -> None:
     assert (await visitor.get("/request?model=m")).status_code == 400
 
 
-async def test_many_tenants_are_paged_and_found_by_name(site: Site) -> None:
+async def test_many_tenants_are_paged_and_searchable_by_name(site: Site) -> None:
     for number in range(120):
         await site.enqueue(f"r{number}", tenant=f"tenant-{number:03}")
     visitor = await site.visitor()
@@ -184,7 +184,7 @@ async def test_a_log_is_read_without_listening_to_its_channel(site: Site) -> Non
     ]
 
 
-async def test_a_request_that_is_replayed_under_its_id_is_shown_from_its_start(site: Site) -> None:
+async def test_a_replayed_request_is_displayed_from_its_new_start(site: Site) -> None:
     await site.enqueue("again")
     await site.claim()
     ((_, epoch),) = await site.broker.claims("host-1-0")
@@ -249,7 +249,7 @@ async def test_a_model_of_several_partitions_is_one(site: Site) -> None:
     assert (await visitor.get("/overview.json")).json()["rows"][0]["parked"] == 1
 
 
-async def test_an_engine_says_what_it_was_started_with(site: Site) -> None:
+async def test_the_page_of_engines_lists_their_configuration(site: Site) -> None:
     visitor = await site.visitor()
     page = (await visitor.get("/engines")).text
     for words in ("7 requests", "Some Processor", "amx_bf16"):

@@ -20,7 +20,7 @@ from ...redis_server import RedisServer
 from .conftest import Site
 
 
-async def test_a_dashboard_says_that_it_is_there_until_it_ends(site: Site) -> None:
+async def test_a_dashboard_is_listed_as_a_process_until_it_ends(site: Site) -> None:
     app = await site.app(lambda _: Access("ann"))
     presence = app.state.runtime.presence
     await presence.say()
@@ -33,7 +33,7 @@ async def test_a_dashboard_says_that_it_is_there_until_it_ends(site: Site) -> No
     assert await read_processes(site.connection.execute, site.keys) == []
 
 
-async def test_the_page_tells_of_each_process_what_it_says(site: Site) -> None:
+async def test_the_system_page_lists_each_process_with_its_record(site: Site) -> None:
     presence = Presence(site.connection, site.keys, ProcessKind.GATEWAY, {"port": "<b>80</b>"})
     await presence.say()
     visitor = await site.visitor()
@@ -44,7 +44,7 @@ async def test_the_page_tells_of_each_process_what_it_says(site: Site) -> None:
     assert presence.record.package_version in html
 
 
-async def test_nobody_runs_jobs_and_webhooks_are_due_stands_first(site: Site) -> None:
+async def test_due_webhooks_without_a_jobs_process_are_the_first_problem(site: Site) -> None:
     await site.register(state=EngineState.FAILED, error="no memory")
     for number in range(3):
         await Agenda(site.connection, site.keys).add(DELIVER, f"event-{number}")
@@ -67,7 +67,7 @@ async def test_nobody_runs_jobs_and_webhooks_are_due_stands_first(site: Site) ->
         ("/workers/stop", StopCommand(), {"confirm": "host-1"}, "worker.stop"),
     ],
 )
-async def test_a_worker_is_told_to_leave_and_who_said_so_is_kept(
+async def test_draining_a_worker_is_recorded_with_its_actor(
     path: str, command: WorkerCommand, confirm: dict[str, str], action: str, site: Site
 ) -> None:
     heard: asyncio.Queue[WorkerCommand] = asyncio.Queue()
@@ -101,7 +101,7 @@ async def test_a_stop_wants_its_word_and_a_viewer_may_not(site: Site) -> None:
         assert refused.status_code == 403
 
 
-async def test_slow_calls_are_told_by_script_and_key_and_never_by_contents(server: RedisServer, namespace: str) -> None:
+async def test_slow_calls_are_listed_by_script_and_key_without_contents(server: RedisServer, namespace: str) -> None:
     async with AsyncExitStack() as stack:
         site = Site(server.url, namespace, stack)
         stack.push_async_callback(site.connection.close)
@@ -119,7 +119,7 @@ async def test_slow_calls_are_told_by_script_and_key_and_never_by_contents(serve
         assert "the password" not in html
 
 
-async def test_a_server_that_does_not_tell_what_was_slow_is_a_sentence(server: RedisServer, namespace: str) -> None:
+async def test_a_server_without_slow_log_access_is_explained(server: RedisServer, namespace: str) -> None:
     async with AsyncExitStack() as stack:
         site = Site(server.url, namespace, stack)
         stack.push_async_callback(site.connection.close)

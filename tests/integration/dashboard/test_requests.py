@@ -44,7 +44,7 @@ def items(html: str) -> list[str]:
     return [" ".join(re.sub(r"<[^>]+>", "", one).split()) for one in found]
 
 
-async def test_a_request_whose_engine_died_twice_shows_each_engine_and_where_the_next_went_on(site: Site) -> None:
+async def test_a_request_with_two_engine_deaths_lists_each_engine_and_resume_position(site: Site) -> None:
     await die_twice(site, "moved")
     visitor = await site.visitor()
     html = (await visitor.get("/request?model=m&id=moved")).text
@@ -74,7 +74,7 @@ async def test_a_request_whose_engine_died_twice_shows_each_engine_and_where_the
     assert len(set(epochs)) == 3
 
 
-async def test_a_request_whose_result_has_expired_keeps_its_timeline_without_contents(site: Site) -> None:
+async def test_an_expired_request_keeps_its_timeline_without_contents(site: Site) -> None:
     await die_twice(site, "gone")
     assert await site.broker.cancel("gone") is RequestState.CANCELLED
     visitor = await site.visitor()
@@ -128,12 +128,12 @@ async def fill(site: Site) -> None:
         ("&state=ended&since=1h", {"a-ends", "b-cancelled"}),
     ],
 )
-async def test_a_list_holds_what_its_filter_takes(query: str, wanted: set[str], site: Site) -> None:
+async def test_a_list_contains_the_requests_that_match_its_filter(query: str, wanted: set[str], site: Site) -> None:
     await fill(site)
     assert await shown(site, query) == wanted
 
 
-async def test_a_list_says_what_it_shows(site: Site) -> None:
+async def test_a_list_names_its_filter(site: Site) -> None:
     html = (await (await site.visitor()).get("/requests?model=m&state=ended&tenant=<b>ACME</b>")).text
     assert "Shown: ended, tenant &lt;b&gt;ACME&lt;/b&gt;." in html
     assert "No requests match." in html
@@ -156,7 +156,7 @@ async def test_a_wrong_filter_is_a_sentence(query: str, name: str, site: Site) -
         assert f"{name} must be" in answer.text
 
 
-async def test_cancelling_many_says_first_how_many_and_wants_that_number(site: Site) -> None:
+async def test_cancelling_many_previews_their_number_and_needs_it_as_confirmation(site: Site) -> None:
     await fill(site)
     operator = await site.visitor(Access("olga", Role.OPERATOR))
     assert "Cancel these requests" in (await operator.get("/requests?model=m&tenant=acme")).text

@@ -42,7 +42,7 @@ async def until_rendered(runtime: DashboardRuntime, num_pages: int) -> None:
             await asyncio.sleep(0)
 
 
-async def test_fifty_tabs_get_the_bytes_of_one_look(site: Site) -> None:
+async def test_fifty_tabs_share_one_rendered_page(site: Site) -> None:
     runtime = await runtime_of(site)
     async with AsyncExitStack() as stack:
         tabs = [await stack.enter_async_context(aclosing(runtime.watcher.follow(topic()))) for _ in range(50)]
@@ -53,7 +53,7 @@ async def test_fifty_tabs_get_the_bytes_of_one_look(site: Site) -> None:
         await until_rendered(runtime, 1)
 
 
-async def test_each_different_page_is_rendered_once_a_look(site: Site) -> None:
+async def test_each_distinct_page_is_rendered_once_per_refresh(site: Site) -> None:
     runtime = await runtime_of(site)
     topics = [topic(), topic(role=Role.ADMIN), topic(QUEUE, model="m")]
     async with AsyncExitStack() as stack:
@@ -63,7 +63,7 @@ async def test_each_different_page_is_rendered_once_a_look(site: Site) -> None:
         await until_rendered(runtime, 3)
 
 
-async def test_it_looks_only_while_somebody_does(site: Site) -> None:
+async def test_the_watcher_polls_only_while_a_tab_is_open(site: Site) -> None:
     runtime = await runtime_of(site)
     async with aclosing(runtime.watcher.follow(topic())) as tab:
         await first_of(tab)
@@ -88,7 +88,7 @@ async def test_a_tab_hears_of_a_change_and_of_nothing_else(site: Site) -> None:
         assert b"paused" in await first_of(tab)
 
 
-async def test_a_page_that_cannot_be_read_says_so_and_the_others_go_on(site: Site) -> None:
+async def test_an_unreadable_page_reports_its_error_and_other_pages_update(site: Site) -> None:
     runtime = await runtime_of(site)
     async with (
         aclosing(runtime.watcher.follow(topic(QUEUE, model="none"))) as wrong,
@@ -133,7 +133,7 @@ async def test_the_stream_of_a_page_is_one_of_events(site: Site) -> None:
     assert app.state.runtime.watcher.num_tabs == 0
 
 
-async def test_a_redis_that_goes_away_is_told_and_so_is_its_return(
+async def test_loss_and_return_of_redis_are_reported(
     server: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.ops.dashboard.app.RETRY_FOR_S", 0.1)
@@ -153,7 +153,7 @@ async def test_a_redis_that_goes_away_is_told_and_so_is_its_return(
                 pass
 
 
-async def test_a_tab_comes_again_after_a_while(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tab_stream_ends_after_its_time_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.ops.dashboard.runtime.MAX_STREAM_S", 0.0)
     runtime = await runtime_of(site)
     async with asyncio.timeout(PATIENCE_S):

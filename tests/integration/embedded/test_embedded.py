@@ -123,7 +123,7 @@ def test_starter_may_leave_first(data_dir: Path, start_user: Callable[[], subpro
             assert client.ping()
 
 
-def test_killed_user_counts_as_gone(data_dir: Path, start_user: Callable[[], subprocess.Popen[str]]) -> None:
+def test_a_killed_user_is_not_counted(data_dir: Path, start_user: Callable[[], subprocess.Popen[str]]) -> None:
     crashed = start_user()
     with EmbeddedRedis.start(data_dir):
         crashed.kill()
@@ -157,7 +157,7 @@ def test_many_starters_get_one_server(data_dir: Path) -> None:
     assert read_status(ServerFolder.prepare(data_dir)) is None
 
 
-def test_killed_server_comes_back_with_its_data(data_dir: Path) -> None:
+def test_a_killed_server_restarts_with_its_data(data_dir: Path) -> None:
     folder = ServerFolder.prepare(data_dir)
     crashed = EmbeddedRedis.start(data_dir)
     with redis.Redis.from_url(crashed.url) as client:
@@ -188,7 +188,7 @@ def test_pid_file_of_a_foreign_process_is_ignored(data_dir: Path) -> None:
         assert client.ping()
 
 
-def test_server_whose_socket_was_removed_is_replaced(data_dir: Path) -> None:
+def test_a_server_without_its_socket_is_replaced(data_dir: Path) -> None:
     folder = ServerFolder.prepare(data_dir)
     lost = EmbeddedRedis.start(data_dir)
     with redis.Redis.from_url(lost.url) as client:
@@ -226,7 +226,7 @@ def test_broken_data_is_reported_with_the_servers_own_words(data_dir: Path) -> N
     assert not folder.is_running()
 
 
-def test_folder_that_cannot_be_made(data_dir: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(data_dir: Path) -> None:
     (data_dir / "file").touch()
     with pytest.raises(ConfigurationError, match="PENSTOCK_DATA_DIR"):
         EmbeddedRedis.start(data_dir / "file")

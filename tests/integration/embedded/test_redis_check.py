@@ -185,7 +185,7 @@ async def test_each_command_that_is_denied_is_named(start_server: StartServer, c
         await check_redis(url)
 
 
-async def test_what_is_tried_changes_nothing(start_server: StartServer) -> None:
+async def test_checks_leave_redis_unchanged(start_server: StartServer) -> None:
     url = start_server()
     with redis.Redis.from_url(url) as client:
         await check_redis(url, for_worker=True, for_jobs=True)
@@ -211,7 +211,7 @@ async def test_eviction_stops_a_worker_and_warns_a_client(start_server: StartSer
     assert "noeviction" in logs[0]["reason"]
 
 
-async def test_eviction_of_what_expires_is_told_and_no_hindrance(start_server: StartServer) -> None:
+async def test_eviction_of_expiring_keys_is_a_warning(start_server: StartServer) -> None:
     """Servers that others run may have no other policy."""
     url = start_server("--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru", "--appendonly", "yes")
     with capture_logs() as logs:

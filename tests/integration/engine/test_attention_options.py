@@ -70,7 +70,7 @@ def test_the_demo_model_still_answers_right_with_a_quarter_of_the_cache(
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
-def test_the_backend_that_was_asked_for_attends() -> None:
+def test_the_requested_attention_backend_is_used() -> None:
     assert demo_engine().ready.attention_backend == "native"
     native = load_model(EngineConfig(model=str(DEMO_MODEL), attention_backend="native"), DEMO_MODEL)
     assert isinstance(native.forward, NativeForward)
@@ -102,7 +102,7 @@ def test_a_backend_that_lacks_the_models_heads_is_refused(tmp_path: Path) -> Non
         ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be one of auto, fp8, fp8_e4m3, fp8_e5m2, got 'int4'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_loaded(options: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_refused_before_loading(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         EngineConfig(model="any", **options)
 
@@ -151,14 +151,14 @@ def test_scales_make_small_and_large_numbers_fit(tmp_path: Path, model_folder: C
     assert load_model(config, tmp_path).attention_backend == "reference"
 
 
-def test_a_model_whose_own_code_reads_the_cache_is_refused(model_folder: Callable[[str], Path]) -> None:
+def test_an_eight_bit_cache_is_refused_for_a_model_with_foreign_attention(model_folder: Callable[[str], Path]) -> None:
     module = transformers.AutoModelForCausalLM.from_pretrained(model_folder("llama"))
     gathering = gather_forward(module, ForwardSettings(64), CutRule())
     with pytest.raises(ModelLoadError, match=r"kv_cache_dtype 'fp8_e4m3' needs a model that attends by our kernels"):
         use_eight_bit_cache(gathering, "fp8_e4m3", 128, 64)
 
 
-def test_an_engine_that_was_configured_before_the_options_is_as_it_was() -> None:
+def test_a_configuration_from_before_the_options_keeps_its_meaning() -> None:
     old = EngineConfig.decode(b'{"model":"m","device":"cuda","quantization":null}')
     assert (old.attention_backend, old.kv_cache_dtype, old.eight_bit_cache) == ("auto", "auto", None)
     new = EngineConfig(model="m", device="cuda", attention_backend="triton", kv_cache_dtype="fp8", quantization="fp8")

@@ -77,7 +77,7 @@ def test_other_architectures_sleep_as_well(
     assert tokens(engine) == before
 
 
-def test_what_is_in_the_cache_is_forgotten(make_engine: MakeEngine) -> None:
+def test_sleep_clears_the_prefix_cache(make_engine: MakeEngine) -> None:
     engine = make_engine()
     tokens(engine)
     before = engine.core.scheduler.stats().prefix_cache_hits
@@ -89,7 +89,7 @@ def test_what_is_in_the_cache_is_forgotten(make_engine: MakeEngine) -> None:
     assert engine.core.scheduler.stats().prefix_cache_hits == before + 32
 
 
-def test_what_cannot_be_done_now_is_refused_by_name(make_engine: MakeEngine) -> None:
+def test_calls_that_are_impossible_now_are_refused_by_name(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.core.add_request(request("r", LONG_PROMPT))
     engine.core.step_fn()

@@ -110,7 +110,7 @@ def test_random_weights_need_no_file_of_them_and_are_the_same_with_the_same_seed
     assert "lacks weights" in capsys.readouterr().err
 
 
-def test_what_phases_gave_is_told_after_each(make_core: Callable[..., EngineCore]) -> None:
+def test_phase_results_are_yielded_after_each_phase(make_core: Callable[..., EngineCore]) -> None:
     requests = [OfflineRequest([5, 6], GREEDY)]
     phases = [Phase("first", requests), Phase("bad", [OfflineRequest([500], GREEDY)])]
     told = run_phases(make_core("llama"), phases)
@@ -120,7 +120,7 @@ def test_what_phases_gave_is_told_after_each(make_core: Callable[..., EngineCore
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_seen_at_work(make_core: Callable[..., EngineCore]) -> None:
+def test_the_busy_share_of_a_gpu_is_measured(make_core: Callable[..., EngineCore]) -> None:
     core = make_core("llama", device="cuda", gpu_memory_utilization=0.1)
     phases = [Phase("seen", [OfflineRequest([5, 6], GREEDY)], observes_device=True)]
     (result,) = run_phases(core, phases)

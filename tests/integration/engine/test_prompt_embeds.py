@@ -102,7 +102,7 @@ def test_same_tokens_as_transformers_alone_mixed_chunked_and_preempted(
     assert core.scheduler.stats().num_preemptions > 0
 
 
-def test_a_resumed_request_goes_on_where_it_was(
+def test_a_resumed_request_continues_after_its_last_token(
     make_core: Callable[..., EngineCore], embeds: list[torch.Tensor], expected: list[list[int]]
 ) -> None:
     core = make_core("llama", **ENABLED)
@@ -165,7 +165,7 @@ def test_narrow_dtypes_are_widened(
     assert found["narrow"] == found["wide"]
 
 
-def test_what_cannot_be_run_is_refused_by_name(make_core: Callable[..., EngineCore], embeds) -> None:
+def test_invalid_prompt_embeds_are_refused_by_name(make_core: Callable[..., EngineCore], embeds) -> None:
     core, disabled = make_core("llama", **ENABLED), make_core("llama")
     rows = embeds[0]
     infinite, not_a_number = rows.clone(), rows.to(torch.bfloat16)

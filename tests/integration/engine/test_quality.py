@@ -191,6 +191,6 @@ def test_a_mistake_is_a_sentence(arguments: list[str], sentence: str, capsys: py
     assert sentence in error
 
 
-def test_the_text_that_comes_along_is_long_enough() -> None:
+def test_the_bundled_text_is_long_enough() -> None:
     tokens = TextCodec.load(DEMO / "model").encode(DEFAULT_TEXT.read_text())
     assert len(tokens) > 4000

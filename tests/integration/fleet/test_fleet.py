@@ -70,7 +70,7 @@ def status_of(agent: HostAgent) -> AgentStatus:
     return msgspec.msgpack.decode(agent.status(), type=AgentStatus)
 
 
-async def test_a_worker_that_dies_is_replaced_and_its_request_goes_on(
+async def test_a_dead_worker_is_replaced_and_its_request_resumes(
     spec: AgentSpec, commands: CommandConnection, redis_url: str, namespace: str, gate: Gate
 ) -> None:
     backend = LocalBackend()
@@ -94,7 +94,7 @@ async def test_a_worker_that_dies_is_replaced_and_its_request_goes_on(
         assert [other.worker_name for other in fleet.members] == ["fleet-0"]
 
 
-async def test_what_cannot_start_ends_the_fleet_with_the_workers_own_words(
+async def test_a_failed_start_ends_the_fleet_with_the_workers_error(
     spec: AgentSpec, commands: CommandConnection, namespace: str
 ) -> None:
     broken = msgspec.structs.replace(spec, options={**spec.options, "PENSTOCK_MODEL": "/no/such/model"})
@@ -103,7 +103,7 @@ async def test_what_cannot_start_ends_the_fleet_with_the_workers_own_words(
             pytest.fail("it has started")
 
 
-async def test_an_agent_that_cannot_be_made_ends_the_fleet_at_once(
+async def test_an_agent_that_cannot_be_created_ends_the_fleet_immediately(
     spec: AgentSpec, commands: CommandConnection, namespace: str
 ) -> None:
     with pytest.raises(FleetStartError, match="the package is missing there"):
@@ -125,7 +125,7 @@ async def test_the_first_request_wakes_a_fleet_of_nothing(
         assert fleet.target == 0
 
 
-async def test_a_drain_ends_what_runs_and_a_second_one_in_a_hurry_hands_it_back(
+async def test_a_second_drain_without_timeout_requeues_the_running_request(
     spec: AgentSpec, commands: CommandConnection, redis_url: str, namespace: str, gate: Gate
 ) -> None:
     gate.hold_at(5)
@@ -144,7 +144,7 @@ async def test_a_drain_ends_what_runs_and_a_second_one_in_a_hurry_hands_it_back(
         await stream.aclose()
 
 
-async def test_what_holds_an_agent_dies_and_nothing_is_left_of_its_worker(
+async def test_the_worker_ends_when_the_host_of_its_agent_dies(
     spec: AgentSpec, commands: CommandConnection, redis_url: str, namespace: str, gate: Gate
 ) -> None:
     """Its requests go back to the queue, though nobody could ask for it."""

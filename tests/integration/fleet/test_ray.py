@@ -109,7 +109,7 @@ async def test_it_grows_with_the_queue_shrinks_when_it_is_done_and_leaves_nothin
 
 
 @long
-async def test_nodes_that_come_go_and_are_killed_under_load_lose_nothing(
+async def test_joining_leaving_and_killed_nodes_lose_no_request_under_load(
     ray_cluster: RayCluster, start_fleet: StartFleet, redis_url: str, namespace: str
 ) -> None:
     """Each node has room for one engine. Every request ends, with the tokens of the undisturbed one."""
@@ -175,7 +175,7 @@ async def test_a_driver_that_is_killed_leaves_nothing_and_its_requests_wait(
 
 
 @long
-async def test_bundles_of_a_group_that_somebody_has_made(
+async def test_bundles_of_an_existing_placement_group_are_used(
     ray_cluster: RayCluster, start_fleet: StartFleet, redis_url: str, namespace: str
 ) -> None:
     await asyncio.to_thread(ray_cluster.add, 4)

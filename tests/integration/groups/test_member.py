@@ -118,7 +118,7 @@ async def test_both_learn_their_places_and_one_address(make: Callable[[str], Any
     assert first.standings[-1] == GroupStatus("g", first.place.generation, 0, 2)
 
 
-async def test_who_serves_has_told_how_many_experts_there_are(
+async def test_group_sizes_are_checked_against_the_number_of_experts(
     make: Callable[[str], Any], commands: CommandConnection, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another size is judged by that from then on, though each has said only before that it lives."""
@@ -137,7 +137,7 @@ async def test_who_serves_has_told_how_many_experts_there_are(
         await resize_group(commands, Keys(namespace).model("m"), "g", 3)
 
 
-async def test_a_wave_is_said_until_all_are_in_it(make: Callable[[str], Any]) -> None:
+async def test_a_wave_is_announced_until_all_ranks_have_joined(make: Callable[[str], Any]) -> None:
     first, second = await pair(make)
     second.is_at(3, WavePhase.STARTING)
     await until(lambda: first.core.told.count(StartWave(3)) >= 3)

@@ -54,7 +54,7 @@ def group(commands: CommandConnection, keys: ModelKeys) -> Group:
     return Group(commands, keys)
 
 
-async def test_engines_become_ranks_as_they_come_and_learn_where_to_meet(group: Group) -> None:
+async def test_engines_become_ranks_in_order_and_learn_the_meeting_address(group: Group) -> None:
     first, second = await group.joined("a", 2), await group.joined("b", 2)
     assert (first.rank, second.rank) == (0, 1)
     assert first.generation == second.generation > 0
@@ -80,14 +80,14 @@ async def test_a_rank_of_a_generation_is_refused_once_the_next_has_begun(group: 
     assert await group.standing("b", again) is Standing.OK
 
 
-async def test_what_a_rank_finds_broken_is_over_for_all(group: Group) -> None:
+async def test_a_generation_ends_for_all_when_one_rank_ends_it(group: Group) -> None:
     places = await group.form("a", "b")
     assert await group.engine("b").finish(places[1])
     assert await group.standing("a", places[0]) is Standing.OVER
     assert (await group.joined("a", 2)).generation > places[0].generation
 
 
-async def test_a_group_that_waits_for_one_that_is_gone_begins_anew(group: Group) -> None:
+async def test_a_group_with_a_missing_rank_starts_a_new_generation(group: Group) -> None:
     first = await group.joined("a", 3)
     await group.joined("b", 3)
     await group.expire(1)
@@ -136,7 +136,7 @@ async def test_a_size_that_was_chosen_stays_until_engines_ask_for_another(group:
     assert (await group.joined("a", 4)).size == 4
 
 
-async def test_the_first_rank_alone_is_told_to_leave(group: Group) -> None:
+async def test_only_the_first_rank_is_requested_to_leave(group: Group) -> None:
     places = await group.form("a", "b", "c", num_experts=4)
     await resize_group(group.commands, group.keys, "g", 2)
     assert await group.standing("b", places[1]) is Standing.OK
@@ -157,7 +157,7 @@ async def test_a_size_that_cannot_be_is_refused(group: Group) -> None:
         await resize_group(group.commands, group.keys, "g", 4)
 
 
-async def test_many_that_come_at_once_get_each_another_rank(group: Group) -> None:
+async def test_simultaneous_engines_get_different_ranks(group: Group) -> None:
     places = await asyncio.gather(*(group.joined(f"e{number}", 8) for number in range(8)))
     assert sorted(place.rank for place in places) == list(range(8))
     assert len({place.generation for place in places}) == 1

@@ -151,7 +151,7 @@ def scale_by_command(size: int, namespace: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
-async def test_ranks_come_back_while_another_engine_stands_by(
+async def test_ranks_recover_while_another_engine_stands_by(
     start_worker: StartWorker, client: Client, moe_folder: Path, gate: Gate
 ) -> None:
     """One that stands by serves only when it is wanted, and a worker whose engines do not all serve yet lives on."""

@@ -131,7 +131,7 @@ def test_tokens_that_a_stream_leaves_out(server_of: ServerOf) -> None:
     assert all(call["body"]["stream"] for call in plain)
 
 
-def test_a_grammar_is_made_again(server_of: ServerOf) -> None:
+def test_a_resumed_request_replays_its_grammar(server_of: ServerOf) -> None:
     """It begins with a call: what was delivered comes again, is not told twice, and has to be the same."""
     grammar = StructuredOutputsParams(json_object=True)
     whole = expected(PROMPT, 20, '{"type": "object"}')
@@ -195,7 +195,7 @@ def test_repetitions_are_sought_here(server_of: ServerOf) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["llama", "sglang"])
-def test_what_a_server_holds_is_asked(server_of: ServerOf, dialect: str) -> None:
+def test_slots_and_context_length_are_read_from_the_server(server_of: ServerOf, dialect: str) -> None:
     with open_client(server_of(dialect).url) as client:
         _, facts = find_server(client)
     assert (facts.num_slots, facts.max_model_len) == (NUM_SLOTS, SLOT_TOKENS)

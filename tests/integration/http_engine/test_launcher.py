@@ -66,7 +66,7 @@ def test_it_ends_when_its_keeper_is_killed(family: Family) -> None:
         (["/no/such/server"], "/no/such/server cannot be started: "),
     ],
 )
-def test_its_end_is_told(words: list[str], finding: str) -> None:
+def test_the_end_of_a_launched_server_is_reported(words: list[str], finding: str) -> None:
     told: list[str] = []
     has_ended = threading.Event()
 

@@ -136,7 +136,7 @@ async def test_tokens_text_and_stop_strings(client: Client, codec: TextCodec) ->
     assert {name for setup in setups for name in setup.versions} >= {"llama-server", "SGLang"}
 
 
-async def test_what_it_does_not_do_is_refused_by_name(client: Client) -> None:
+async def test_unsupported_features_are_refused_by_name(client: Client) -> None:
     with pytest.raises(UnsupportedParameterError, match=r"^allowed_token_ids=\[5\] is not supported by"):
         await client.generate(PROMPT, _params(allowed_token_ids=[5]))
     with pytest.raises(UnsupportedParameterError, match=r"^resume='exact': engine 'http'"):

@@ -55,7 +55,7 @@ async def test_an_item_is_held_by_one_until_its_lease_ends(commands: CommandConn
     assert await agenda.hold("batch", "b:1") is None
 
 
-async def test_work_goes_on_while_its_hold_is_kept_and_is_cut_off_when_it_is_lost(
+async def test_work_runs_while_its_lease_is_renewed_and_is_cancelled_when_it_is_lost(
     commands: CommandConnection, keys: Keys
 ) -> None:
     agenda = Agenda(commands, keys, lease_ttl_s=0.2)

@@ -89,7 +89,7 @@ async def test_dead_names_of_one_tenant_hold_up_no_other(dead_names: DeadNames) 
     await sender.close()
 
 
-async def test_a_name_is_waited_for_as_long_as_is_said_and_looked_up_once(dead_names: DeadNames) -> None:
+async def test_a_name_is_resolved_once_within_the_time_limit(dead_names: DeadNames) -> None:
     resolver = Resolver(0.05)
     for _ in range(3):
         with pytest.raises(UnresolvedNameError, match=r"'dead\.test' was not resolved within 0\.05 s"):
@@ -97,7 +97,7 @@ async def test_a_name_is_waited_for_as_long_as_is_said_and_looked_up_once(dead_n
     assert dead_names.asked == ["dead.test"]
 
 
-async def test_owners_take_turns_and_what_nobody_waits_for_is_not_looked_up(
+async def test_owners_take_turns_and_cancelled_lookups_are_skipped(
     dead_names: DeadNames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resolver_module, "MAX_THREADS", 1)
@@ -174,7 +174,7 @@ async def test_a_receiver_that_does_not_answer_takes_places_of_its_tenant_alone(
     await delivery.close()
 
 
-async def test_what_becomes_due_is_seen_behind_a_backlog(commands: CommandConnection, namespace: str) -> None:
+async def test_newly_due_jobs_are_visible_after_a_backlog(commands: CommandConnection, namespace: str) -> None:
     keys = Keys(namespace)
     agenda = Agenda(commands, keys)
     seconds, _ = await commands.execute("TIME")

@@ -42,7 +42,7 @@ async def claim(broker: Broker) -> Claim:
 
 
 @pytest.mark.slow
-async def test_a_generation_outlives_the_process_that_asked_for_it(
+async def test_a_generation_outlives_the_process_that_submitted_it(
     start: Start,
     start_app: Start,
     broker: Broker,

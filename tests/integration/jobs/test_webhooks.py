@@ -158,7 +158,7 @@ async def _until_given_up(client: Client, receiver: Receiver, store: EventStore)
 
 
 @pytest.mark.slow
-async def test_what_is_not_taken_is_tried_again_then_given_up_and_can_be_replayed(
+async def test_a_refused_delivery_is_retried_then_abandoned_and_can_be_replayed(
     start: Start,
     client: Client,
     broker: Broker,
@@ -207,7 +207,7 @@ async def test_what_is_not_taken_is_tried_again_then_given_up_and_can_be_replaye
     assert await store.list(EventState.DEAD) == []
 
 
-async def test_what_cannot_be_delivered_is_refused_when_it_is_submitted(
+async def test_undeliverable_webhooks_are_refused_at_submission(
     client: Client, commands: CommandConnection, namespace: str
 ) -> None:
     with pytest.raises(ValidationError, match="penstock webhook secret create --tenant acme"):
@@ -223,7 +223,7 @@ async def test_what_cannot_be_delivered_is_refused_when_it_is_submitted(
         await client.submit([1], webhook_url="https://example.com/hook", webhook_events="batch")
 
 
-async def test_an_end_told_twice_is_one_event_and_what_is_no_end_is_dropped(
+async def test_a_repeated_end_is_one_event_and_foreign_entries_are_dropped(
     commands: CommandConnection, namespace: str, store: EventStore
 ) -> None:
     keys = Keys(namespace)
@@ -246,7 +246,7 @@ async def test_an_end_told_twice_is_one_event_and_what_is_no_end_is_dropped(
     assert await commands.execute("XLEN", keys.webhook_outbox()) == 0
 
 
-async def test_answers_of_a_request_that_was_not_accepted_whole_are_not_told_with_those_of_the_next(
+async def test_answers_of_a_partly_accepted_request_are_not_mixed_with_the_next(
     client: Client, broker: Broker, receiver: Receiver, secrets: SecretStore, commands: CommandConnection
 ) -> None:
     url, params = receiver.url("/hook"), SamplingParams(n=2, max_tokens=1)

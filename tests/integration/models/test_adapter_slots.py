@@ -29,7 +29,7 @@ def native_kernels() -> Iterator[None]:
 
 
 @torch.inference_mode()
-def test_what_lies_in_a_slot_lives_as_long_as_the_model_computes_with_it(native_kernels: None) -> None:
+def test_adapter_tensors_in_a_slot_live_as_long_as_the_model_uses_them(native_kernels: None) -> None:
     """The compiled library knows addresses: whoever has put an adapter there may be gone."""
     forward = LeanForward(make_model("llama", torch.float32), ForwardSettings(max_model_len=64))
     slots = attach_adapters(forward, "llama", num_slots=1, max_rank=4, is_deterministic=False)

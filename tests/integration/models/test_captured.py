@@ -203,7 +203,7 @@ def test_each_group_of_layers_has_its_table_in_the_buffers(device: torch.device,
 # Rows that fill a graph up are computed with whatever lies in memory, and nobody reads them.
 @pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 @torch.inference_mode()
-def test_adapters_have_graphs_of_their_own(device: torch.device, recording: Recording) -> None:
+def test_adapters_have_separate_graphs(device: torch.device, recording: Recording) -> None:
     lean, other = smallest_forward(device), smallest_forward(device)
     forward = CapturedForward(other, TOKEN_BUDGET, recording)
     generator = torch.Generator().manual_seed(3)
@@ -236,7 +236,7 @@ def test_adapters_have_graphs_of_their_own(device: torch.device, recording: Reco
 
 
 @torch.inference_mode()
-def test_new_caches_are_captured_anew_and_the_old_graphs_are_gone(device: torch.device, recording: Recording) -> None:
+def test_new_caches_are_captured_again_and_old_graphs_are_freed(device: torch.device, recording: Recording) -> None:
     forward = CapturedForward(smallest_forward(device), TOKEN_BUDGET, recording)
     allocate(forward, device)
     expected = run(forward, device)
@@ -367,7 +367,7 @@ def test_no_step_with_a_prompt_may_be_captured(device: torch.device, recording: 
 
 
 @pytest.mark.usefixtures("references")  # by the compiled decoder's plan experts are none of transformers
-def test_what_cannot_be_captured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwards_that_cannot_be_captured_are_returned_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
     assert make_captured(lean, TOKEN_BUDGET) is lean, "there is no kernel for it on a CPU"
     monkeypatch.setattr(captured, "is_capturable", lambda *_: True)
@@ -387,7 +387,7 @@ def test_only_kernels_of_a_gpu_can_be_captured() -> None:
     assert paged_attention.is_capturable(torch.device("cuda"), torch.bfloat16)
 
 
-def test_a_gpu_engine_captures_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_engine_captures_unless_eager_mode_is_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured, "is_capturable", lambda *_: True)
     lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
     for enforce_eager, kind in (False, CapturedForward), (True, LeanForward):

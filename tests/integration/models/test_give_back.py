@@ -13,7 +13,7 @@ from .lean_models import SETTINGS, VARIANTS_WITH_STATES, make_model
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("variant", VARIANTS_WITH_STATES)
-def test_every_weight_comes_back_under_its_name(variant: str) -> None:
+def test_every_weight_is_returned_under_its_name(variant: str) -> None:
     own = make_model(variant, torch.bfloat16)
     original = {name: tensor.clone() for name, tensor in plain_state(own).items()}
     network = LeanForward(own, SETTINGS).network

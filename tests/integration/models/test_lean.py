@@ -59,7 +59,7 @@ def test_a_window_counts() -> None:
 
 
 @torch.inference_mode()
-def test_the_model_itself_goes_on_working_on_the_fused_weights() -> None:
+def test_the_original_model_still_works_on_the_fused_weights() -> None:
     model = make_model("qwen2", torch.float32)
     token_ids = torch.arange(9)[None]
     before = model(token_ids).logits

@@ -105,7 +105,7 @@ def test_weights_in_bytes_and_in_four_bits(quantization: str, tolerance: float) 
     assert check_conformance(forward, truth, tolerance) > 0
 
 
-def test_what_is_read_of_a_recurrence() -> None:
+def test_plans_of_recurrent_layers_are_read() -> None:
     qwen = read_decoder(make_model("qwen3.5", torch.float32), 64).layers
     delta, attention = qwen[0].attention, qwen[1].attention
     assert isinstance(delta, MixerPlan)
@@ -131,7 +131,7 @@ def test_what_is_read_of_a_recurrence() -> None:
     assert (gate.kind, gate.gate_at) == (MixerKind.CONVOLUTION, 96)
 
 
-def test_what_is_not_known_is_refused_by_what_it_is() -> None:
+def test_unknown_mixers_are_refused_by_name() -> None:
     model = make_model("lfm2", torch.float32)
     model.get_submodule("model.layers.2.conv.out_proj").register_forward_pre_hook(
         lambda module, inputs: (inputs[0].tanh(),)
@@ -148,7 +148,7 @@ def test_without_compiled_kernels_it_goes_another_way() -> None:
 
 @pytest.mark.parametrize("variant", ["qwen3.5", "lfm2"])
 @torch.inference_mode()
-def test_adapters_add_what_they_add_in_lean_layers(variant: str) -> None:
+def test_adapters_give_the_same_result_in_compiled_and_lean_layers(variant: str) -> None:
     lean = LeanForward(make_model(variant, torch.float32), SETTINGS)
     compiled = native_forward(variant, torch.float32)
     names = layers_of(targets_of(compiled.network))

@@ -61,7 +61,7 @@ def attention_of(layer: LayerPlan) -> AttentionPlan:
     return layer.attention
 
 
-def test_norms_are_found_wherever_they_are() -> None:
+def test_norms_are_detected_in_every_position() -> None:
     gemma, olmo, cohere = layer_of("gemma2"), layer_of("olmo2"), layer_of("cohere")
     for norm in (gemma.input_norm, gemma.attention_norm, gemma.mlp_norm, gemma.mlp_out_norm):
         assert norm is not None
@@ -77,7 +77,7 @@ def test_norms_are_found_wherever_they_are() -> None:
     assert attention_of(layer_of("hunyuan")).norms_follow
 
 
-def test_rotations_are_found_with_their_pairs_and_angles() -> None:
+def test_rotations_are_detected_with_pairs_and_angles() -> None:
     plan = read_decoder(make_model("gemma3", torch.float32), 64)
     rotations = [attention_of(layer).rotation for layer in plan.layers]
     sources = [rotation.source for rotation in rotations if rotation is not None]
@@ -135,7 +135,7 @@ def test_experts_that_normalise_the_stream_for_themselves_are_read() -> None:
     assert experts.shared is not None
 
 
-def test_layers_that_read_what_others_store_are_found() -> None:
+def test_layers_with_a_shared_cache_are_detected() -> None:
     plan = read_decoder(make_model("gemma4", torch.float32), 64)
     attentions = [attention_of(layer) for layer in plan.layers]
     assert [attention.source for attention in attentions] == [None] * 4 + [3, 1]
@@ -145,7 +145,7 @@ def test_layers_that_read_what_others_store_are_found() -> None:
     assert LeanForward(make_model("gemma4", torch.float32), SETTINGS).windows == [5, None, 5, 5, 5, None]
 
 
-def test_who_sees_further_than_what_it_reads_is_refused() -> None:
+def test_a_layer_with_a_wider_window_than_its_shared_cache_is_refused() -> None:
     """What lies behind the window of a layer that stores may have been given back."""
     model = make_model("gemma4", torch.float32, global_head_dim=16)
     kinds = list(model.config.layer_types)
@@ -172,7 +172,7 @@ def test_embeddings_of_layers_are_read_with_their_numbers() -> None:
     assert part.norm is not None
 
 
-def test_keys_that_are_values_are_found() -> None:
+def test_keys_that_serve_as_values_are_detected() -> None:
     window, full = (attention_of(layer_of("gemma4, whose keys are values", index)) for index in range(2))
     assert (window.values_are_keys, full.values_are_keys) == (False, True)
     assert (full.num_kv_heads, len(full.qkv)) == (3, 2)
@@ -191,7 +191,7 @@ class Late(nn.Module):
         return cos * late, sin
 
 
-def test_what_only_late_tokens_show_is_seen() -> None:
+def test_differences_only_in_late_tokens_are_detected() -> None:
     model = make_model("llama", torch.float32)
     model.model.rotary_emb = Late(model.model.rotary_emb)
     with pytest.raises(ModelLoadError, match="more to queries and keys than normalise and rotate"):
@@ -214,7 +214,7 @@ def test_angles_that_follow_the_batch_are_refused() -> None:
         ("", "the result of model.layers.1"),
     ],
 )
-def test_what_no_switch_says_is_refused_by_what_it_is(part: str, said: str) -> None:
+def test_unsupported_layer_parts_are_refused_by_name(part: str, said: str) -> None:
     model = make_model("llama", torch.float32)
 
     def change(module: nn.Module, inputs: Any, result: Any) -> Any:
@@ -245,7 +245,7 @@ def adapted(forward: Forward, names: dict[str, tuple[int, int]]) -> list[Tensor]
 
 @pytest.mark.parametrize("variant", [*SWITCHES, "qwen2 moe"])
 @torch.inference_mode()
-def test_adapters_add_what_they_add_the_general_way(variant: str) -> None:
+def test_adapters_give_the_same_result_as_the_general_forward(variant: str) -> None:
     packed = PackedForward(make_model(variant, torch.float32), SETTINGS)
     lean = LeanForward(make_model(variant, torch.float32), SETTINGS)
     pack_linear_layers(lean.network)

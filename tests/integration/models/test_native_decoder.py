@@ -123,7 +123,7 @@ def poison(forward: NativeForward) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [4, 6, 16, 48])
 @torch.inference_mode()
-def test_what_no_token_was_stored_in_never_counts(variant: str, dtype: torch.dtype, block_size: int) -> None:
+def test_unwritten_cache_slots_never_affect_results(variant: str, dtype: torch.dtype, block_size: int) -> None:
     forward = native_forward(variant, dtype)
     expected = logits_of(forward, block_size)
     assert all(map(torch.equal, expected, logits_of(forward, 8))), "the size of blocks shows in the bits"
@@ -191,7 +191,7 @@ def with_ends(step: ModelInput) -> ModelInput:
 
 @pytest.mark.parametrize("variant", ["llama", "mistral, with a window", "gemma2", "gemma4"])
 @torch.inference_mode()
-def test_tokens_that_see_each_other_do_so_as_in_the_general_way(variant: str) -> None:
+def test_bidirectional_image_tokens_match_the_general_forward(variant: str) -> None:
     found: list[list[Tensor]] = []
     for forward in (
         PackedForward(make_model(variant, torch.float32), SETTINGS),
@@ -209,7 +209,7 @@ def test_tokens_that_see_each_other_do_so_as_in_the_general_way(variant: str) ->
 
 
 @torch.inference_mode()
-def test_embeddings_can_come_from_outside() -> None:
+def test_embeddings_can_be_passed_as_inputs() -> None:
     forward = native_forward("qwen2", torch.float32)
     expected = logits_of(forward)
     forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))

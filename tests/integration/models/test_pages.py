@@ -120,7 +120,7 @@ def test_layers_that_store_nothing_are_where_they_read() -> None:
     assert layout.page_bytes(2 * 100, 16) == 100 * 16
 
 
-def test_layers_of_several_windows_are_in_groups_of_their_own() -> None:
+def test_layers_with_different_windows_are_in_separate_groups() -> None:
     layout = plan_pages(calls(8, None, 100, 8, None, 100), 4096, 16)
     assert layout == PageLayout((None, 8, 100), 2, (1, 0, 2, 1, 0, 2), (0, 0, 0, 1, 1, 1))
 

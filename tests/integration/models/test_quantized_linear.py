@@ -80,7 +80,7 @@ def test_bytes_sleep_and_wake_up_as_weights_do(device: torch.device) -> None:
         assert torch.equal(layer(inputs), expected)
 
 
-def test_gates_stay_as_they_are() -> None:
+def test_narrow_gates_are_not_quantized() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 4, bias=False))
     assert quantize_linear_layers(model, "int8") == 1
     assert type(model[1]) is torch.nn.Linear

@@ -30,7 +30,7 @@ def test_a_model_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_that_looks_ahead_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_bidirectional_model_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     """BERT as an encoder: what a token means depends on those after it, which chunks and decodes do not know."""
     config = small_config("bert")
     config.is_decoder = False

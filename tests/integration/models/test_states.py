@@ -61,7 +61,7 @@ def spoil_fresh_slots(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 @pytest.mark.parametrize("model_type", ["bamba", "mamba", "lfm2"])
-def test_a_request_does_not_see_what_its_slot_held(
+def test_a_slot_does_not_leak_its_previous_state(
     model_type: str, small_model: Callable[[str], SmallModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small_model(model_type)
@@ -119,7 +119,7 @@ def test_beginnings_of_requests_with_states_are_not_shared(small_model: Callable
     assert core.scheduler.stats().prefix_cache_hits > 0
 
 
-def test_the_state_pool_comes_first(small_model: Callable[[str], SmallModel]) -> None:
+def test_too_little_memory_for_states_is_refused_with_the_remedy(small_model: Callable[[str], SmallModel]) -> None:
     model = small_model("bamba")
     memory = 6 * model.loaded.forward.bytes_per_request
     with pytest.raises(
@@ -144,7 +144,7 @@ def test_deterministic_needs_a_model_without_states(small_model: Callable[[str],
         build_engine(config, small_model("bamba").folder)
 
 
-def test_guesses_are_refused_by_name(small_model: Callable[[str], SmallModel]) -> None:
+def test_speculation_is_refused_by_name(small_model: Callable[[str], SmallModel]) -> None:
     with pytest.raises(ConfigurationError, match=r"speculative 'ngram'.*mode 'split'"):
         trial.build(small_model("mamba").folder, speculative="ngram")
     with pytest.raises(ConfigurationError, match=r"speculative 'ngram'.*keeps states, which cannot undo a rejected"):
@@ -155,7 +155,7 @@ def test_guesses_are_refused_by_name(small_model: Callable[[str], SmallModel]) -
 @pytest.mark.parametrize(
     ("model_type", "time_step_min", "seed"), [("zamba2", 0.003, 0), ("nemotron_h", 0.015, 2), ("bamba", None, 0)]
 )
-def test_a_resumed_request_goes_on_with_the_same_tokens(
+def test_a_resumed_request_continues_with_the_same_tokens(
     model_type: str, time_step_min: float | None, seed: int, tmp_path: Path
 ) -> None:
     """Also of models that limit the step of a recurrence for several tokens, and not for one that follows a state."""

@@ -71,7 +71,7 @@ def test_a_type_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert capsys.readouterr().err == "transformers has no causal language model of type gtp3\n"
 
 
-def test_a_survey_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_survey_resumes_after_its_last_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, out = tmp_path / "rows", tmp_path / "models.md"
     options = {"tensor_parallel_size": 2}
     KeptOutcomes(rows, options).add(Outcome(model_type="gpt2", mode="kept"))
@@ -118,7 +118,7 @@ def test_only_equal_tokens_in_every_way_count() -> None:
 
 
 @pytest.mark.usefixtures("warm_python")
-def test_what_the_lean_way_gains_is_told_by_family() -> None:
+def test_the_gain_of_the_lean_path_is_reported_per_family() -> None:
     command = [sys.executable, "-m", "penstock.ops.lab.survey.ways", "--only", "gemma2,gpt_oss", "--layers", "2"]
     quick = ["--rounds", "1", "--turn-s", "0.001"]
     done = subprocess.run([*command, *quick], capture_output=True, text=True, check=True, timeout=500)

@@ -328,7 +328,7 @@ def test_a_tokenizer_json_alone_is_the_whole_tokenizer(files: Files) -> None:
 @pytest.mark.parametrize(
     ("tokenizer_class", "vocabulary"), [("CTRLTokenizer", "vocab.json"), ("ByT5Tokenizer", "tokenizer_config.json")]
 )
-def test_a_tokenizer_in_python_is_refused_with_what_to_do(files: Files, tokenizer_class: str, vocabulary: str) -> None:
+def test_a_tokenizer_in_python_is_refused_with_the_remedy(files: Files, tokenizer_class: str, vocabulary: str) -> None:
     files.write("ctrl", tokenizer_class=tokenizer_class)
     if vocabulary == "vocab.json":
         files.put_slow(byte_level())

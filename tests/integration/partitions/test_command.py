@@ -61,7 +61,7 @@ async def test_the_command_gives_partitions_and_shows_them(client: Client, parts
     assert (await client.queue_stats()).depth == 1
 
 
-async def test_what_cannot_be_is_refused_in_words(client: Client, run: Run) -> None:
+async def test_invalid_partitions_are_refused_with_a_reason(client: Client, run: Run) -> None:
     assert (await asyncio.to_thread(run, "queue", "partitions", MODEL, "2"))[0] == 0
     for number in ("0", "65"):
         status, _, said = await asyncio.to_thread(run, "queue", "partitions", MODEL, number)

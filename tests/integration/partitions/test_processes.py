@@ -33,7 +33,7 @@ async def are_queued(parts: Parts) -> bool:
     return [await parts[number].state(f"r{number}") for number in range(2)] == [RequestState.QUEUED] * 2
 
 
-async def test_a_reaper_takes_back_what_a_dead_engine_held_anywhere(client: Client, parts: Parts) -> None:
+async def test_a_reaper_reclaims_requests_of_a_dead_engine_in_all_partitions(client: Client, parts: Parts) -> None:
     await parts.grow(2)
     await claim_in_each(client, parts, "gone")
     running = asyncio.create_task(Reaper(parts.commands, _config(parts)).run())
@@ -42,7 +42,7 @@ async def test_a_reaper_takes_back_what_a_dead_engine_held_anywhere(client: Clie
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_supervisor_takes_back_what_its_engine_held_anywhere(client: Client, parts: Parts) -> None:
+async def test_a_supervisor_reclaims_requests_of_its_engine_in_all_partitions(client: Client, parts: Parts) -> None:
     await parts.grow(2)
     await claim_in_each(client, parts, "e0")
     await Reaper(parts.commands, _config(parts)).reclaim("e0", Death(reason="killed", is_external=True))

@@ -154,7 +154,7 @@ async def test_a_stream_attaches_to_a_request_that_another_partition_has(client:
     await stream.aclose()
 
 
-async def test_a_partition_that_lost_its_data_is_told_of_the_layout_again(client: Client, parts: Parts) -> None:
+async def test_the_layout_is_written_again_to_a_partition_that_lost_its_data(client: Client, parts: Parts) -> None:
     await parts.grow(2)
     tenant = tenant_of(1, 2)
     await submit(client, tenant, "a")
@@ -215,7 +215,7 @@ async def test_a_new_partition_has_the_policies_and_the_pause_of_the_model(clien
     assert ids(await claim_all(parts, 1)) == ["a"]
 
 
-async def test_what_is_parked_in_any_partition_is_listed_and_replayed(client: Client, parts: Parts) -> None:
+async def test_parked_requests_of_all_partitions_are_listed_and_replayed(client: Client, parts: Parts) -> None:
     await parts.grow(2)
     for number in range(2):
         await submit(client, tenant_of(number, 2), f"r{number}")
@@ -255,7 +255,7 @@ async def test_partitions_that_go_away_are_served_to_their_end(client: Client, c
     assert (await (await (await connect()).handle("r0")).result()).outputs[0].token_ids == [5]
 
 
-async def test_what_has_gone_is_looked_for_no_more_and_may_come_again(client: Client, parts: Parts) -> None:
+async def test_emptied_partitions_are_no_longer_searched_and_may_return(client: Client, parts: Parts) -> None:
     tenant = tenant_of(1, 2)
     await parts.grow(2)
     await submit(client, tenant, "a", "b")
@@ -284,7 +284,7 @@ async def test_what_has_gone_is_looked_for_no_more_and_may_come_again(client: Cl
     assert ids(await claim_all(parts, 1)) == ["f"]
 
 
-async def test_what_comes_in_the_last_moment_to_a_partition_that_goes_away_is_served(
+async def test_late_requests_to_a_removed_partition_are_served(
     client: Client, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tenant that counts there by its quota alone asks again, behind the first look whether anything is left."""

@@ -150,7 +150,7 @@ async def subscriber(place: tuple[str, dict[str, str]], namespace: str) -> Async
     await commands.close()
 
 
-async def test_home_comes_first_and_the_fullest_of_the_others_next(
+async def test_an_engine_serves_its_home_partition_first_and_then_the_fullest(
     commands: CommandConnection, parts: Parts, codec: TextCodec, subscriber: Subscriber
 ) -> None:
     await parts.grow(3)
@@ -166,7 +166,7 @@ async def test_home_comes_first_and_the_fullest_of_the_others_next(
         assert sorted(await next_ids(engine, 2)) == ["large2", "small"]
 
 
-async def test_what_comes_anywhere_wakes_an_engine_that_has_room(
+async def test_a_request_in_any_partition_wakes_an_engine_with_capacity(
     commands: CommandConnection,
     parts: Parts,
     codec: TextCodec,
@@ -211,7 +211,7 @@ async def test_a_full_engine_is_counted_on_at_home_alone(
         await until(counts_on_it)
 
 
-async def test_a_conversation_comes_back_to_its_engine_in_a_partition_that_is_not_its_home(
+async def test_a_conversation_returns_to_its_engine_outside_its_home_partition(
     commands: CommandConnection,
     parts: Parts,
     codec: TextCodec,
@@ -266,7 +266,7 @@ async def test_partitions_of_an_engine_that_dies_go_to_the_others(
         assert len(seen) < 20
 
 
-async def test_an_engine_serves_what_goes_away_until_it_has_gone(
+async def test_an_engine_serves_a_leaving_partition_until_it_is_empty(
     commands: CommandConnection, parts: Parts, codec: TextCodec, subscriber: Subscriber
 ) -> None:
     await parts.grow(2)
@@ -303,7 +303,7 @@ async def test_an_engine_that_keeps_its_cache_for_a_large_request_takes_nothing_
 
 
 @pytest.mark.parametrize("place", ["shards"], indirect=True)
-async def test_a_partition_whose_redis_is_away_keeps_nobody_from_the_others(
+async def test_an_unreachable_partition_does_not_block_the_others(
     deployment: Deployment, parts: Parts, commands: CommandConnection, codec: TextCodec, subscriber: Subscriber
 ) -> None:
     home = CommandConnection(deployment.url)

@@ -119,7 +119,7 @@ async def claim_unseen(broker: Broker) -> int:
     return claim.epoch
 
 
-async def test_what_a_former_life_claimed_is_claimed_anew(broker: Broker, codec: TextCodec, ready: Ready) -> None:
+async def test_claims_of_a_previous_process_are_claimed_again(broker: Broker, codec: TextCodec, ready: Ready) -> None:
     await enqueue(broker, "a")
     epoch = await claim_unseen(broker)
     async with claiming(broker, codec, ready) as (_, core), asyncio.timeout(60):
@@ -128,7 +128,7 @@ async def test_what_a_former_life_claimed_is_claimed_anew(broker: Broker, codec:
     assert core_id != f"a#{epoch}"
 
 
-async def test_a_claim_whose_reply_was_lost_is_handed_back(broker: Broker, codec: TextCodec, ready: Ready) -> None:
+async def test_a_claim_with_a_lost_reply_is_released(broker: Broker, codec: TextCodec, ready: Ready) -> None:
     async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(60):
         await enqueue(broker, "a")
         loop.wake()
@@ -146,7 +146,7 @@ async def test_a_claim_whose_reply_was_lost_is_handed_back(broker: Broker, codec
     assert held == {first, second}
 
 
-async def test_claims_nobody_knows_of_are_looked_for_without_a_failure(
+async def test_unknown_claims_are_searched_periodically_without_a_failure(
     broker: Broker, codec: TextCodec, ready: Ready
 ) -> None:
     """A reply may be lost without an error, and a Redis may come back without its last second unnoticed."""
@@ -219,7 +219,9 @@ async def broker_at(
         await commands.close()
 
 
-async def test_the_look_for_unseen_claims_waits_for_redis(server: RedisServer, codec: TextCodec, ready: Ready) -> None:
+async def test_the_search_for_unknown_claims_waits_for_redis(
+    server: RedisServer, codec: TextCodec, ready: Ready
+) -> None:
     """An end that could not be written meanwhile is written first, so that its request does not run again."""
     async with broker_at(server, retry_for_s=math.inf) as broker, claiming(broker, codec, ready) as (loop, core):
         async with asyncio.timeout(DEADLINE_S):
@@ -300,7 +302,7 @@ async def test_a_request_that_cannot_be_prepared_without_redis_is_queued_again(
         assert not any(event["event"] == "request_refused" for event in events)
 
 
-async def test_a_wave_that_is_not_full_is_all_there_is(
+async def test_a_partial_claim_is_not_followed_by_another(
     commands: CommandConnection, namespace: str, codec: TextCodec, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.shared.broker.broker.IDLE_POLL_S", 600.0)
@@ -315,7 +317,7 @@ async def test_a_wave_that_is_not_full_is_all_there_is(
     assert broker.num_claims == 2
 
 
-async def test_after_requests_that_are_wrong_it_looks_again(
+async def test_an_engine_claims_again_after_invalid_requests(
     broker: Broker, codec: TextCodec, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis counts the wrong ones as held, and would wake nobody for what follows them."""
@@ -328,7 +330,7 @@ async def test_after_requests_that_are_wrong_it_looks_again(
 
 
 @pytest.mark.parametrize("kind", [Exception, RecursionError, SystemExit, KeyboardInterrupt, GeneratorExit, Panic])
-async def test_a_request_whose_text_cannot_be_prepared_ends_alone(
+async def test_a_request_with_text_that_cannot_be_prepared_ends_alone(
     broker: Broker, codec: TextCodec, ready: Ready, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.worker.text.tokenizer.encode", raising(kind))
@@ -355,7 +357,7 @@ async def test_a_request_whose_text_cannot_be_prepared_ends_alone(
     assert codes == {"tokenizer": "tokenizer_failed", "template": "validation_error", "unknown": "validation_error"}
 
 
-async def test_a_request_that_nobody_foresaw_ends_alone(
+async def test_a_request_with_an_unexpected_failure_ends_alone(
     broker: Broker, codec: TextCodec, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the worker's own code fails on it."""

@@ -63,7 +63,7 @@ async def until_said(commands: CommandConnection, broker: Broker, digests: set[s
             await asyncio.sleep(0.01)
 
 
-async def test_what_is_loaded_is_said_at_each_change_and_taken_back_at_the_end(
+async def test_loaded_adapters_are_reported_at_each_change_and_removed_at_the_end(
     commands: CommandConnection, broker: Broker, loaded: LoadedAdapters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "PATIENCE_S", 60.0)
@@ -80,7 +80,7 @@ async def test_what_is_loaded_is_said_at_each_change_and_taken_back_at_the_end(
     assert await said(commands, broker) == set()
 
 
-async def test_a_redis_that_has_lost_it_is_told_again(
+async def test_loaded_adapters_are_reported_again_after_data_loss(
     commands: CommandConnection, broker: Broker, loaded: LoadedAdapters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "REPORT_EVERY_S", 0.05)

@@ -91,7 +91,7 @@ def assert_never_stale(request_id: str, epoch: int) -> None:
     raise AssertionError(f"{request_id} of epoch {epoch} went stale")
 
 
-async def test_first_tokens_and_ends_do_not_wait_and_what_is_between_does(broker, codec, monkeypatch) -> None:
+async def test_first_tokens_and_ends_are_written_immediately_and_others_are_batched(broker, codec, monkeypatch) -> None:
     monkeypatch.setattr(publisher_module, "PAUSE_PER_DELTA_S", LONG_S)
     async with publishing(broker, codec, LONG_S, assert_never_stale) as (publisher, step):
         step(40)
@@ -184,7 +184,7 @@ async def test_of_many_deltas_none_is_left_out(broker, codec) -> None:
         assert log[-1].finish_reason is FinishReason.LENGTH
 
 
-async def test_what_a_lost_claim_gathered_is_not_written(broker, codec, monkeypatch) -> None:
+async def test_pending_tokens_of_a_lost_claim_are_not_written(broker, codec, monkeypatch) -> None:
     monkeypatch.setattr(publisher_module, "PAUSE_PER_DELTA_S", LONG_S)
     stale: list[tuple[str, int]] = []
     async with publishing(broker, codec, LONG_S, lambda *claim: stale.append(claim)) as (publisher, step):

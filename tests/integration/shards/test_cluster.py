@@ -86,7 +86,7 @@ async def answer(broker: Broker) -> None:
     await write(broker, claim, 1, 6, end=FinishReason.STOP)
 
 
-async def test_what_somebody_listens_to_is_spared_when_its_client_is_gone(
+async def test_a_request_with_a_listener_is_kept_when_its_client_vanishes(
     pair: tuple[CommandConnection, Subscriber], own_cluster: ClusterTrio
 ) -> None:
     """A script counts listeners at its own node, for models at each of them."""
@@ -138,7 +138,9 @@ async def test_commands_and_subscriptions_follow_a_slot(
     await other.close()
 
 
-async def test_a_node_dies_and_comes_back(redis_url: str, own_cluster: ClusterTrio, namespace: str) -> None:
+async def test_streams_resume_after_a_node_dies_and_returns(
+    redis_url: str, own_cluster: ClusterTrio, namespace: str
+) -> None:
     """A stream waits for its model's node; those of others go on as far as the cluster lets them."""
     shards = {"c": own_cluster.url}
     model = next(iter((await asyncio.to_thread(models_by_node, own_cluster, namespace)).values()))

@@ -69,7 +69,7 @@ def test_list_and_move(run: Run, served: None) -> None:
     assert json.loads(run("queue", "list", "--json")[1])[0]["depth"] == 1
 
 
-def test_a_shard_that_is_away_is_told(run: Run, served: None, deployment: Deployment) -> None:
+def test_an_unreachable_shard_is_reported(run: Run, served: None, deployment: Deployment) -> None:
     deployment.servers["b"].kill()
     status, out, _ = run("shard", "list")
     assert status == 0
@@ -95,7 +95,7 @@ def test_queues_of_living_shards_are_listed(
     assert "the Redis that holds m does not answer" in errors
 
 
-def test_a_shard_that_is_not_named_is_told(run: Run, served: None, deployment: Deployment) -> None:
+def test_an_unconfigured_shard_is_reported(run: Run, served: None, deployment: Deployment) -> None:
     only_b = f"b={deployment.shards['b']}"
     status, out, _ = run("shard", "list", shards=only_b)
     assert status == 0
@@ -109,7 +109,7 @@ def test_a_shard_that_is_not_named_is_told(run: Run, served: None, deployment: D
     assert "model 'm' lives on shard 'a'" in errors
 
 
-def test_what_is_wrong_is_told(run: Run, served: None) -> None:
+def test_wrong_arguments_are_refused(run: Run, served: None) -> None:
     assert run("shard", "move", "m", "c")[0] == 1
     status, _, errors = run("shard", "move", "m", "home", shards="")
     assert status == 2

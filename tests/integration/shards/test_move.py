@@ -70,9 +70,7 @@ async def test_all_that_is_known_of_a_model_moves(connect: Connect, plain: Plain
     assert await mover.under_way() == {}
 
 
-async def test_streams_go_on_where_the_model_is(
-    connect: Connect, plain: Plain, client: Client, mover: ShardMover
-) -> None:
+async def test_streams_follow_a_moved_model(connect: Connect, plain: Plain, client: Client, mover: ShardMover) -> None:
     """Processes that know of nothing are refused where it was, and find it."""
     await place(plain["home"], "m", "a")
     broker = await serve(connect(), "m")
@@ -104,7 +102,7 @@ async def test_streams_go_on_where_the_model_is(
     assert await keys_at(plain["a"], "m") == set()
 
 
-async def test_what_ends_while_the_model_is_away_is_heard_when_it_is_back(
+async def test_an_end_during_two_moves_is_delivered_after_the_return(
     connect: Connect, plain: Plain, client: Client, mover: ShardMover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client has asked nothing meanwhile, so nobody has told it of either move."""
@@ -135,7 +133,7 @@ async def test_what_ends_while_the_model_is_away_is_heard_when_it_is_back(
         assert await rest == [3]
 
 
-async def test_an_enqueue_in_the_middle_waits_and_is_there_once(
+async def test_an_enqueue_during_a_move_waits_and_is_stored_once(
     connect: Connect, plain: Plain, mover: ShardMover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await place(plain["home"], "m", "a")
@@ -160,7 +158,7 @@ async def test_an_enqueue_in_the_middle_waits_and_is_there_once(
 
 
 @pytest.mark.parametrize("step", ["arrive", "depart", "write_keys"])
-async def test_who_is_sent_to_the_target_too_early_waits(
+async def test_a_caller_redirected_too_early_waits(
     connect: Connect, plain: Plain, mover: ShardMover, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """The target has never held the model."""
@@ -183,7 +181,7 @@ async def test_who_is_sent_to_the_target_too_early_waits(
     assert [claim.request_id for claim in claims] == ["before", "middle"]
 
 
-async def test_a_model_that_stays_on_its_way_is_told(
+async def test_an_unfinished_move_is_reported_with_the_remedy(
     connect: Connect, plain: Plain, mover: ShardMover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await place(plain["home"], "m", "a")
@@ -321,7 +319,7 @@ async def test_a_mover_that_slept_does_not_end_the_next_move(
         await server.close()
 
 
-async def test_models_from_before_there_were_shards_leave_home_and_come_back(
+async def test_models_older_than_shards_can_leave_home_and_return(
     connect: Connect, plain: Plain, mover: ShardMover
 ) -> None:
     old = Broker(plain["home"], M)
@@ -339,7 +337,7 @@ async def test_models_from_before_there_were_shards_leave_home_and_come_back(
     ]
 
 
-async def test_what_cannot_be_moved_is_told(connect: Connect, plain: Plain, mover: ShardMover) -> None:
+async def test_models_that_cannot_be_moved_are_refused(connect: Connect, plain: Plain, mover: ShardMover) -> None:
     with pytest.raises(UnknownModelError, match="'m' has no place yet"):
         await mover.move("m", "a")
     await place(plain["home"], "m", "a")

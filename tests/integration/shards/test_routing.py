@@ -80,7 +80,7 @@ def test_one_more_shard_takes_models_from_the_others_only() -> None:
     assert min(counts) > 300 / 4 / 2
 
 
-async def test_what_waits_at_home_is_not_lost_when_shards_are_added(connect: Connect, plain: Plain) -> None:
+async def test_waiting_requests_at_home_remain_when_shards_are_added(connect: Connect, plain: Plain) -> None:
     at_home = Broker(plain["home"], Keys().model("old"))
     assert await at_home.enqueue("r", b"payload", result_ttl_ms=1000) == NEW
     commands = connect()
@@ -91,7 +91,7 @@ async def test_what_waits_at_home_is_not_lost_when_shards_are_added(connect: Con
     assert await at_home.state("r") is not None
 
 
-async def test_who_knows_no_shards_is_refused_where_a_model_is_not(
+async def test_a_client_without_shards_is_refused_for_a_model_on_another_shard(
     connect: Connect, deployment: Deployment, plain: Plain
 ) -> None:
     await Broker(connect({"a": deployment.shards["a"]}), Keys().model("m")).enqueue("r", b"payload", result_ttl_ms=1000)
@@ -116,7 +116,7 @@ async def test_a_shard_that_a_process_does_not_know_is_named(
         await broker.state("r")
 
 
-async def test_a_dead_shard_keeps_nobody_from_the_others(
+async def test_a_dead_shard_does_not_block_the_others(
     connect: Connect, deployment: Deployment, plain: Plain, client: Client
 ) -> None:
     """Requests, leases of clients, readers and reapers of one shard go on while another is away."""
@@ -166,7 +166,7 @@ async def test_queues_and_control_of_models_on_shards(connect: Connect, plain: P
     assert (await claim_one(broker)).request_id == "r"
 
 
-async def test_dead_engines_of_a_living_shard_are_found_while_another_is_away(
+async def test_dead_engines_are_detected_while_another_shard_is_away(
     connect: Connect, deployment: Deployment, plain: Plain
 ) -> None:
     commands = connect(retry_for_s=float("inf"))
@@ -194,7 +194,7 @@ async def test_dead_engines_of_a_living_shard_are_found_while_another_is_away(
         await asyncio.gather(reaping, return_exceptions=True)
 
 
-async def test_ends_of_a_living_shard_are_told_while_another_is_away(
+async def test_ends_are_delivered_while_another_shard_is_away(
     connect: Connect, deployment: Deployment, plain: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "PATIENCE_S", 0.1)

@@ -41,7 +41,7 @@ def figures_of(simulated: Simulated) -> Figures:
 
 
 @pytest.mark.parametrize("num_partitions", [1, 3])
-def test_a_session_comes_back_to_the_engine_that_has_it(redis_url: str, namespace: str, num_partitions: int) -> None:
+def test_a_session_returns_to_its_warm_engine(redis_url: str, namespace: str, num_partitions: int) -> None:
     """With what was said before in its prompt, of which its engine reads nothing again but a part of a block."""
     untold = msgspec.structs.replace(TALK, name="untold", tells_session=False)
     of = scenario(TALK, untold, partitions=[Partitions(number=num_partitions)])

@@ -58,7 +58,7 @@ def test_the_same_scenario_gives_the_same(redis_url: str, namespace: str) -> Non
     assert other.groups != first.groups
 
 
-def test_what_idle_engines_get_waits_for_a_round_trip(redis_url: str, namespace: str) -> None:
+def test_requests_for_idle_engines_wait_one_round_trip(redis_url: str, namespace: str) -> None:
     tenants = [msgspec.structs.replace(BUSY, arrivals=Constant(per_s=1))]
     (group,) = figures_of(simulate(redis_url, scenario(tenants=tenants), namespace)).groups
     assert group.wait_p50_s == pytest.approx(0.001)
@@ -79,7 +79,7 @@ def test_tenants_get_tokens_by_their_weights(redis_url: str, namespace: str) -> 
 
 
 @pytest.mark.parametrize(("kind", "least_s", "most_s"), [(DeathKind.HOST, 2.0, 4.0), (DeathKind.PROCESS, 0.0, 0.5)])
-def test_what_a_dead_engine_held_goes_on(
+def test_requests_of_a_dead_engine_are_resumed(
     redis_url: str, namespace: str, kind: DeathKind, least_s: float, most_s: float
 ) -> None:
     """A host's death is found by the end of its leases, of 3 s; a process's by its supervisor."""
@@ -97,7 +97,7 @@ def test_what_a_dead_engine_held_goes_on(
     assert all(note.ended_s is not None for note in ended)
 
 
-def test_engines_come_and_go_with_what_waits(redis_url: str, namespace: str) -> None:
+def test_engines_scale_with_the_waiting_requests(redis_url: str, namespace: str) -> None:
     rush = msgspec.structs.replace(BUSY, arrivals=Burst(per_s=1, burst_per_s=60, at_s=5, for_s=10))
     rule = Autoscaling(least=3, most=9, wanted_wait_s=1, look_every_s=1, start_s=3, down_after_s=2)
     simulated = simulate(redis_url, scenario(tenants=[rush], autoscaling=rule, duration_s=60.0), namespace)
@@ -115,7 +115,7 @@ def test_a_quota_holds_back_its_tenant_alone(redis_url: str, namespace: str) -> 
     assert (busy.wait_p99_s or 0) < 0.5
 
 
-def test_a_broken_promise_is_told(redis_url: str, namespace: str) -> None:
+def test_a_violated_guarantee_is_reported(redis_url: str, namespace: str) -> None:
     simulated = simulate(redis_url, scenario(), namespace)
     simulated.measures.longest_with_room_s = 2.5
     simulated.measures.num_stale = 1
@@ -154,7 +154,7 @@ def test_the_command_writes_report_and_plots(tmp_path: Path, capsys: pytest.Capt
     assert (out / "simulation.svg").read_bytes() == before
 
 
-def test_the_command_tells_of_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_a_wrong_scenario(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "scenario.toml"
     file.write_text(TEXT.replace("number = 2", "nunber = 2"))
     assert main(["sim", "run", str(file)]) == 1
@@ -163,7 +163,7 @@ def test_the_command_tells_of_a_mistake(tmp_path: Path, capsys: pytest.CaptureFi
     assert "none.toml cannot be read" in capsys.readouterr().err
 
 
-def test_a_missing_library_is_told_with_the_remedy(
+def test_a_missing_library_is_reported_with_the_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.ops.cli.command_parts.find_spec", lambda name: None)
@@ -212,7 +212,7 @@ def test_while_a_shard_is_away_its_models_wait_and_no_others(redis_url: str, nam
     assert (here.wait_p99_s or 0) > 3 > 1 > (there.wait_p99_s or 0)
 
 
-def test_engines_that_die_while_their_shard_is_away_are_found_after_it(redis_url: str, namespace: str) -> None:
+def test_engines_that_die_during_a_shard_outage_are_detected_after_it(redis_url: str, namespace: str) -> None:
     of = scenario(
         duration_s=40.0,
         shards=[Shard(models=["simulated"], away_at_s=10, away_for_s=4)],

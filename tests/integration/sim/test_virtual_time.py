@@ -79,7 +79,7 @@ def test_waits_and_epochs_are_by_the_clock(connection: VirtualConnection, broker
     assert taken.epoch == EPOCH_US + 1_234_500_000
 
 
-def test_many_come_in_one_moment_in_order(connection: VirtualConnection, broker: Broker) -> None:
+def test_simultaneous_requests_are_claimed_in_order(connection: VirtualConnection, broker: Broker) -> None:
     for number in range(20):
         enqueue(broker, f"r{number}")
     assert [one.request_id for one in claim(broker, EngineCapacity(max_num_seqs=20))] == [
@@ -122,7 +122,7 @@ def test_a_reservation_ends_by_the_clock(connection: VirtualConnection, broker: 
     assert run_now(connection.execute("GET", reserved)) is None
 
 
-def test_wakes_are_handed_out_and_output_is_not(connection: VirtualConnection, broker: Broker) -> None:
+def test_wakes_are_published_and_output_is_not(connection: VirtualConnection, broker: Broker) -> None:
     claim(broker)
     enqueue(broker, "r1")
     assert connection.published == [broker.keys.engine_wake("e0")]

@@ -112,7 +112,7 @@ def test_a_core_that_hangs_does_not_outlive_its_worker_process(start_worker: Sta
     assert worker.await_end() == 0
 
 
-def test_a_worker_process_that_is_told_to_stop_before_it_heeds_that_ends_by_it() -> None:
+def test_a_worker_process_stopped_before_it_handles_signals_ends() -> None:
     """Its fork server ignores what stops a whole group; a drain that comes at once is not to be lost by that."""
     listener = (sys.executable, "-c", STOPS_ITSELF)
     with running_fork_server((), listener, listener) as address:
@@ -167,7 +167,7 @@ def test_one_that_is_away_costs_no_start(start_worker: StartWorker, monkeypatch:
     assert started(worker) == [False]
 
 
-def test_a_folder_whose_name_is_too_long_for_a_socket_costs_no_start(tmp_path: Path, monkeypatch) -> None:
+def test_a_temporary_folder_too_long_for_a_socket_disables_the_fork_server(tmp_path: Path, monkeypatch) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(fork_server.tempfile, "tempdir", str(long))
@@ -237,7 +237,7 @@ class Asker:
         return msgspec.msgpack.decode(payloads[0], type=ForkAnswer)
 
 
-def test_what_is_refused_is_told() -> None:
+def test_refused_forks_return_the_reason() -> None:
     command = (sys.executable, "-c", REFUSES)
     with running_fork_server((), (*command, "torch is broken")) as address:
         asker = Asker(address)

@@ -67,7 +67,7 @@ folder = Path(__file__).parent
 """
 
 
-def test_the_exit_status_and_the_last_words_name_it_and_what_it_has_started_ends(
+def test_exit_status_and_report_name_the_load_timeout_and_child_processes_end(
     tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of a core that nobody forked, and at the first start."""

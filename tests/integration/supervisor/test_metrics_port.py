@@ -65,7 +65,7 @@ async def until_told(http: httpx.AsyncClient, *lines: str) -> None:
     await eventually(is_told)
 
 
-async def test_each_engine_is_told_of_by_what_it_says_while_redis_is_away(
+async def test_each_engine_has_metrics_while_redis_is_away(
     host: StubHost, http: httpx.AsyncClient, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [TOKENS.format(0), TOKENS.format(1), 'penstock_engine_up{engine="name-0",model_name="demo"} 1.0']
@@ -98,7 +98,7 @@ async def test_an_engine_that_is_down_is_named_and_not_ready(
     await until_told(http, up.format(0, "1.0"), up.format(1, "0.0"), TOKENS.format(0))
 
 
-async def test_who_drains_is_not_ready_but_healthy(host: StubHost, http: httpx.AsyncClient) -> None:
+async def test_a_draining_worker_is_healthy_but_not_ready(host: StubHost, http: httpx.AsyncClient) -> None:
     for index in range(2):
         host.tell(index, "stubborn")
         host.process(index).kill()
@@ -113,7 +113,7 @@ async def test_who_drains_is_not_ready_but_healthy(host: StubHost, http: httpx.A
     await host.result()
 
 
-async def test_a_loop_that_does_not_run_is_told_of(
+async def test_a_blocked_event_loop_makes_the_worker_unhealthy(
     host: StubHost, metrics: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_metrics, "LOOP_PATIENCE_S", 0.2)

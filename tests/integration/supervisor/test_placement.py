@@ -90,5 +90,5 @@ def test_driver_without_device_files(devices: Path, monkeypatch: pytest.MonkeyPa
     assert place_engines(None, None, None) == cuda("0", "1")
 
 
-def test_how_a_placement_is_shown() -> None:
+def test_a_placement_is_printed_as_its_device() -> None:
     assert [str(placement) for placement in (Placement("cpu"), *cuda("1"))] == ["cpu", "cuda:1"]

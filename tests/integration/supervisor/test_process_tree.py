@@ -55,7 +55,7 @@ def test_orphans_of_a_dead_head_die(family: tuple[subprocess.Popen[str], list[ps
     wait_until(lambda: is_gone(child) and is_gone(orphan), "somebody was left")
 
 
-def test_tree_that_is_gone_is_no_error() -> None:
+def test_killing_an_ended_process_tree_is_no_error() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
     process.wait(timeout=240)
     kill_process_tree(process.pid)

@@ -50,7 +50,7 @@ def broker(commands: CommandConnection, namespace: str) -> Broker:
     return Broker(commands, Keys(namespace).model(MODEL))
 
 
-async def test_one_of_two_reapers_takes_back_what_a_dead_host_held(reapers: list[Reaper], broker: Broker) -> None:
+async def test_one_of_two_reapers_reclaims_the_requests_of_a_dead_host(reapers: list[Reaper], broker: Broker) -> None:
     with capture_logs() as logs:
         for request_id in ("r1", "r2"):
             await broker.enqueue(request_id, b"payload", result_ttl_ms=60_000)

@@ -76,7 +76,7 @@ async def test_a_lost_core_is_the_engines_own_death(start_host: StartHost) -> No
     await eventually(lambda: policy.phase is Phase.SERVING and host.engines[0].process.alive)
 
 
-async def test_a_crash_loop_is_given_up_and_the_others_serve_on(
+async def test_a_crash_looping_engine_is_abandoned_and_the_others_keep_serving(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(children, "FIRST_DELAY_S", 0.001)
@@ -101,7 +101,7 @@ async def _is_given_up(host: StubHost, index: int) -> bool:
     return beat is not None and beat.restart_at == 0 and beat.error.startswith("given up after 8 deaths in a row")
 
 
-async def test_what_is_listed_of_an_engine_that_waits(
+async def test_worker_list_shows_error_and_restart_time_during_backoff(
     start_host: StartHost,
     monkeypatch: pytest.MonkeyPatch,
     redis_url: str,
@@ -147,7 +147,7 @@ async def test_drain_while_the_engine_starts_again(start_host: StartHost) -> Non
     assert await host.result() is True
 
 
-async def test_kill_takes_back_what_was_held(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kill_requeues_claimed_requests(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:
     host = await start_host()
     host.tell(0, "stubborn")
     host.process(0).kill()

@@ -82,7 +82,7 @@ async def test_up_down_and_up_again(start_host: StartHost, commands: CommandConn
     assert await host.result() is True
 
 
-async def test_what_an_engine_holds_that_will_not_go_is_taken_back(
+async def test_requests_of_an_engine_that_ignores_its_stop_are_reclaimed(
     start_host: StartHost, commands: CommandConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is drained, then told to hand back, then killed; another wish waits for none of that.

@@ -58,7 +58,7 @@ async def test_a_worker_that_is_stopped_while_it_loads_ends_the_start(
         await host.destroy()
 
 
-async def test_a_worker_that_speaks_may_load_for_as_long_as_it_likes(
+async def test_a_reporting_worker_has_no_load_limit(
     commands: CommandConnection, redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_stub_workers(monkeypatch, tmp_path)
@@ -103,7 +103,7 @@ async def test_a_worker_that_waits_for_a_processor_is_not_taken_for_dead(
     assert "said nothing" in host.engines[0].death.reason
 
 
-async def test_a_supervisor_that_did_not_run_blames_nobody(start_host: StartHost) -> None:
+async def test_a_blocked_supervisor_declares_no_engine_dead(start_host: StartHost) -> None:
     host = await start_host(2, stall_timeout_s=2.0)
     time.sleep(4)  # noqa: ASYNC251 - the point: its loop, which runs here, stands still
     looked = asyncio.get_running_loop().time()

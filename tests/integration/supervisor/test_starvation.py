@@ -19,7 +19,7 @@ BUSY, ASLEEP = "while True: pass", "input()"
 SHARED_S = 0.1
 
 
-def test_who_shares_a_processor_waits_and_who_sleeps_does_not() -> None:
+def test_processes_that_share_a_processor_count_as_waiting_and_sleepers_do_not() -> None:
     processor = min(os.sched_getaffinity(0))
     children = [
         subprocess.Popen([sys.executable, "-c", f"print(flush=True)\n{code}"], stdin=-1, stdout=-1)
@@ -43,7 +43,7 @@ def test_who_shares_a_processor_waits_and_who_sleeps_does_not() -> None:
             child.communicate()
 
 
-def test_nothing_is_told_of_a_process_that_has_ended() -> None:
+def test_an_ended_process_has_no_waiting_time() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     assert waited_for_processor_s(child.pid) == 0.0

@@ -90,7 +90,7 @@ def test_serves_is_listed_and_drains(
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
-async def test_signal_finishes_what_runs(
+async def test_signal_finishes_running_requests(
     start_worker: StartWorker, redis_url: str, namespace: str, signal_number: int
 ) -> None:
     worker = start_worker("--device", "cpu")
@@ -108,7 +108,7 @@ async def test_signal_finishes_what_runs(
     assert "Traceback" not in worker.err
 
 
-async def test_second_signal_hands_back_at_once(
+async def test_second_signal_requeues_requests_immediately(
     start_worker: StartWorker, gate: Gate, redis_url: str, namespace: str
 ) -> None:
     worker = start_worker("--device", "cpu")
@@ -139,7 +139,9 @@ async def test_third_signal_kills(start_worker: StartWorker, gate: Gate, redis_u
     assert state_of(redis_url, namespace, request_id) == b"queued"
 
 
-async def test_stop_hands_back_what_runs(start_worker: StartWorker, gate: Gate, redis_url: str, namespace: str) -> None:
+async def test_stop_requeues_running_requests(
+    start_worker: StartWorker, gate: Gate, redis_url: str, namespace: str
+) -> None:
     worker = start_worker("--device", "cpu")
     await asyncio.to_thread(worker.await_ready)
     request_id = await submit_and_await_first_token(redis_url, namespace, gate)
@@ -148,7 +150,7 @@ async def test_stop_hands_back_what_runs(start_worker: StartWorker, gate: Gate, 
     assert state_of(redis_url, namespace, request_id) == b"queued"
 
 
-async def test_drain_with_a_short_timeout_hands_back(
+async def test_drain_with_a_short_timeout_requeues_requests(
     start_worker: StartWorker, gate: Gate, redis_url: str, namespace: str
 ) -> None:
     worker = start_worker("--device", "cpu")
@@ -160,7 +162,7 @@ async def test_drain_with_a_short_timeout_hands_back(
     assert state_of(redis_url, namespace, request_id) == b"queued"
 
 
-async def test_killed_processes_are_replaced_and_generations_go_on(
+async def test_killed_processes_are_replaced_and_generations_resume(
     start_worker: StartWorker, gate: Gate, redis_url: str, namespace: str
 ) -> None:
     """kill -9 of the worker process, then of the engine core; one engine, so it has to come back by itself."""
@@ -222,7 +224,7 @@ def test_a_stopped_worker_process_is_replaced(start_worker: StartWorker) -> None
     assert worker.await_end() == 0
 
 
-def test_a_stopped_supervisor_blames_nobody(start_worker: StartWorker) -> None:
+def test_a_suspended_supervisor_declares_no_engine_dead(start_worker: StartWorker) -> None:
     worker = start_worker("--device", "cpu", "--stall-timeout", "3")
     worker.await_ready()
     supervisor = psutil.Process(worker.process.pid)

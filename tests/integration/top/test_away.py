@@ -22,7 +22,7 @@ from ...redis_server import RedisServer
 from .conftest import Terminal
 
 
-async def test_figures_stay_while_redis_is_away_and_it_says_since_when(server: RedisServer, namespace: str) -> None:
+async def test_values_stay_visible_with_their_age_while_redis_is_away(server: RedisServer, namespace: str) -> None:
     async with AsyncExitStack() as stack:
         terminal = Terminal(server.url, namespace, stack)
         stack.push_async_callback(terminal.connection.close)
@@ -59,9 +59,7 @@ async def test_a_page_with_a_mistake_in_it_ends_nothing(
     assert "ZeroDivisionError" in log.getvalue()
 
 
-async def test_figures_that_come_after_another_table_was_chosen_are_not_its_own(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_late_results_of_another_table_are_dropped(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     read, turned = Reader.read, asyncio.Event()
 
     async def read_and_turn(self: Reader, page: Page, params: Params) -> View | None:
@@ -76,12 +74,12 @@ async def test_figures_that_come_after_another_table_was_chosen_are_not_its_own(
         await seat.sees("host-1-0", "1 engine of 1 worker")
 
 
-def test_without_a_terminal_it_names_what_prints_lines(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_it_names_the_line_based_command(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert penstock_cli.main(["top", "--redis-url", redis_url]) == EXIT_USAGE
     assert "penstock queue show MODEL --watch" in capsys.readouterr().err
 
 
-def test_without_its_library_it_says_what_to_install(
+def test_without_its_library_it_names_the_package_to_install(
     redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -45,7 +45,7 @@ async def test_a_queue_is_paused_and_resumed_from_the_models(terminal: Terminal)
     ]
 
 
-async def test_what_runs_is_put_back_from_a_table_without_rows(terminal: Terminal) -> None:
+async def test_running_requests_are_requeued_from_an_empty_table(terminal: Terminal) -> None:
     await terminal.enqueue("runs")
     await terminal.claim()
     async with terminal.seat() as seat:
@@ -105,7 +105,7 @@ async def test_all_of_one_input_are_replayed(terminal: Terminal) -> None:
         await seat.sees("2 requests with this input are queued again", "1 parked")
 
 
-async def test_what_waits_of_a_tenant_is_purged_by_its_name(terminal: Terminal) -> None:
+async def test_waiting_requests_of_a_tenant_are_purged_by_its_name(terminal: Terminal) -> None:
     await terminal.enqueue("waits", tenant="acme")
     async with terminal.seat() as seat:
         await at(seat, "2", "acme")
@@ -116,7 +116,7 @@ async def test_what_waits_of_a_tenant_is_purged_by_its_name(terminal: Terminal) 
     assert await terminal.broker.state("waits") is RequestState.CANCELLED
 
 
-async def test_a_worker_is_drained_and_the_screen_goes_on_meanwhile(terminal: Terminal) -> None:
+async def test_a_worker_is_drained_while_the_screen_keeps_updating(terminal: Terminal) -> None:
     async with terminal.seat() as seat:
         await at(seat, "4", "host-1-0")
         await seat.press("d")
@@ -132,7 +132,7 @@ async def test_a_worker_is_drained_and_the_screen_goes_on_meanwhile(terminal: Te
 
 
 @pytest.mark.parametrize("role", [Role.VIEWER, Role.OPERATOR])
-async def test_a_role_that_does_not_suffice_is_told(role: Role, terminal: Terminal) -> None:
+async def test_an_insufficient_role_is_reported(role: Role, terminal: Terminal) -> None:
     await terminal.park("dies")
     async with terminal.seat(Access("", role)) as seat:
         await at(seat, "5", "dies")
@@ -142,7 +142,7 @@ async def test_a_role_that_does_not_suffice_is_told(role: Role, terminal: Termin
     assert await told(terminal) == []
 
 
-async def test_what_fails_is_a_sentence(terminal: Terminal) -> None:
+async def test_a_failed_action_is_reported_in_a_sentence(terminal: Terminal) -> None:
     await terminal.park("dies")
     async with terminal.seat() as seat:
         await at(seat, "5", "dies")

@@ -72,7 +72,7 @@ async def test_enter_leads_from_a_model_to_a_tenant_to_a_request_and_its_tokens(
         await seat.sees("of-globex")
 
 
-async def test_contents_are_hidden_unless_they_are_asked_for(terminal: Terminal) -> None:
+async def test_contents_are_hidden_by_default(terminal: Terminal) -> None:
     await terminal.enqueue("secret", prompt="the password")
     async with terminal.seat(Access("", Role.ADMIN)) as seat:
         await seat.press("3")
@@ -82,7 +82,7 @@ async def test_contents_are_hidden_unless_they_are_asked_for(terminal: Terminal)
         assert "the password" not in text
 
 
-async def test_an_engine_and_a_parked_request_tell_more(terminal: Terminal) -> None:
+async def test_engines_and_parked_requests_have_detail_screens(terminal: Terminal) -> None:
     await terminal.register(state=EngineState.FAILED, error="out of memory\nin step 7", num_restarts=3)
     await terminal.park("dies", prompt="poison")
     async with terminal.seat() as seat:
@@ -98,7 +98,7 @@ async def test_an_engine_and_a_parked_request_tell_more(terminal: Terminal) -> N
         await seat.sees("poison")
 
 
-async def test_what_strangers_wrote_neither_styles_nor_moves_anything(terminal: Terminal) -> None:
+async def test_control_characters_and_markup_in_foreign_text_are_escaped(terminal: Terminal) -> None:
     await terminal.enqueue("r", tenant=EVIL, prompt=EVIL)
     async with terminal.seat() as seat:
         await seat.press("2")
@@ -141,7 +141,7 @@ async def test_filter_and_order(terminal: Terminal) -> None:
         await seat.press("q")
 
 
-async def test_the_cursor_stays_on_its_row_whatever_comes_above(terminal: Terminal) -> None:
+async def test_the_cursor_stays_on_its_row_when_rows_are_inserted_above(terminal: Terminal) -> None:
     for name in ("b", "c"):
         await terminal.park(f"{name}-dies")
     async with terminal.seat() as seat:
@@ -163,7 +163,7 @@ async def test_another_model_is_chosen_by_its_name(terminal: Terminal) -> None:
         await seat.sees("other [b]: open")
 
 
-async def test_the_keys_are_told_and_q_leaves(terminal: Terminal) -> None:
+async def test_the_help_lists_the_keys_and_q_leaves(terminal: Terminal) -> None:
     async with terminal.seat() as seat:
         await seat.press("question_mark")
         text = await seat.sees("Keys", "pause/resume", "drain", "replay", "penstock audit")

@@ -48,7 +48,7 @@ def tmux(tmp_path: Path) -> Iterator[Tmux]:
     subprocess.run([*tmux._command, "kill-server"], capture_output=True, check=False)
 
 
-async def test_it_shows_and_changes_a_deployment_and_leaves_the_terminal_as_it_was(
+async def test_it_displays_and_changes_a_deployment_and_restores_the_terminal(
     terminal: Terminal, tmux: Tmux, tmp_path: Path
 ) -> None:
     await terminal.park("dies")

@@ -81,7 +81,7 @@ def test_a_head_within_the_limit_is_served_also_in_small_pieces(server: LocalSer
         pytest.param(b"0" * len(LARGE), id="size"),
     ],
 )
-def test_what_frames_a_body_is_not_gathered_without_limit(server: LocalServer, body: bytes) -> None:
+def test_endless_chunk_framing_is_bounded(server: LocalServer, body: bytes) -> None:
     """None of these bodies ends. Whether the answer to its head comes first depends on the moment."""
     with connect(server) as connection:
         try:

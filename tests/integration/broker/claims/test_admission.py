@@ -41,7 +41,9 @@ async def serve_for(commands: CommandConnection, broker: Broker, duration_ms: in
 
 
 @pytest.mark.parametrize("scope", ["model", "tenant"])
-async def test_no_more_requests_wait_than_the_bound(broker: Broker, queue: Queue, refused: Refused, scope: str) -> None:
+async def test_waiting_requests_are_limited_by_the_bound(
+    broker: Broker, queue: Queue, refused: Refused, scope: str
+) -> None:
     if scope == "model":
         await queue.configure(QueuePolicy(max_queue_depth=3))
     else:
@@ -64,7 +66,9 @@ async def test_no_more_requests_wait_than_the_bound(broker: Broker, queue: Queue
 
 
 @pytest.mark.parametrize("scope", ["model", "tenant"])
-async def test_no_more_tokens_wait_than_the_bound(broker: Broker, queue: Queue, refused: Refused, scope: str) -> None:
+async def test_waiting_tokens_are_limited_by_the_bound(
+    broker: Broker, queue: Queue, refused: Refused, scope: str
+) -> None:
     if scope == "model":
         await queue.configure(QueuePolicy(max_queue_tokens=100))
     else:
@@ -79,16 +83,14 @@ async def test_no_more_tokens_wait_than_the_bound(broker: Broker, queue: Queue, 
     await refused("c", "max_queue_tokens", max_tokens=1)
 
 
-async def test_before_anything_was_served_a_caller_is_to_come_back_soon(
-    broker: Broker, queue: Queue, refused: Refused
-) -> None:
+async def test_retry_after_is_short_before_anything_was_served(broker: Broker, queue: Queue, refused: Refused) -> None:
     await queue.configure(QueuePolicy(max_queue_depth=1))
     await enqueue(broker, "a")
     assert (await refused("b", r"try again in 1\.0 s")).retry_after_s == 1
 
 
 @pytest.mark.parametrize("unit", ["requests", "tokens"])
-async def test_when_to_come_back_is_reckoned_from_the_measured_rate(
+async def test_retry_after_is_estimated_from_the_measured_rate(
     broker: Broker, queue: Queue, commands, refused: Refused, unit: str
 ) -> None:
     """Until what is too much, and a twentieth of the bound, will have been served."""
@@ -112,7 +114,7 @@ async def test_when_to_come_back_is_reckoned_from_the_measured_rate(
     assert error.retry_after_s == pytest.approx(too_much / rate, abs=0.002)
 
 
-async def test_what_is_under_way_for_long_makes_callers_come_back_later(
+async def test_retry_after_grows_with_the_age_of_running_requests(
     broker: Broker, queue: Queue, commands, refused: Refused
 ) -> None:
     await queue.configure(QueuePolicy(max_queue_depth=1))
@@ -137,7 +139,7 @@ async def fill(broker: Broker, num_requests: int, *, max_tokens: int) -> None:
     assert await broker.enqueue_many(entries) == [NEW] * num_requests
 
 
-async def test_the_rate_counts_the_time_in_which_requests_are_under_way(broker: Broker, queue: Queue, commands) -> None:
+async def test_the_service_rate_counts_only_time_with_running_requests(broker: Broker, queue: Queue, commands) -> None:
     await enqueue(broker, *"abcd", num_prompt_tokens=10, max_tokens=10)
 
     async def serve_one() -> None:

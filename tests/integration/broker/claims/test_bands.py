@@ -55,7 +55,9 @@ async def test_an_unknown_band_is_refused_by_name(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("strictness", [0.5, 0.75, 0.9])
-async def test_aged_work_gets_what_the_strictness_leaves(broker: Broker, queue: Queue, strictness: float) -> None:
+async def test_aged_requests_get_the_share_left_by_the_strictness(
+    broker: Broker, queue: Queue, strictness: float
+) -> None:
     """At every moment, within one request."""
     await queue.configure(QueuePolicy(ageing_s=0.0, strictness=strictness))
     await fill(broker, "interactive", 200)
@@ -161,7 +163,7 @@ async def test_bands_may_be_added_and_put_into_another_order(broker: Broker, que
     assert await turns(broker, 5) == ["now", "standard", "standard", "interactive", "interactive"]
 
 
-async def test_what_is_put_back_goes_before_every_band(broker: Broker) -> None:
+async def test_requeued_requests_precede_every_band(broker: Broker) -> None:
     await fill(broker, "batch", 1)
     (claim,) = await take(broker, "e0", 1)
     await fill(broker, "interactive", 1)

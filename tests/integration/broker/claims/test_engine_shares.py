@@ -70,7 +70,7 @@ async def test_nothing_is_left_to_an_engine_that_has_withdrawn(broker: Broker, c
     assert len(await first.claim()) < 6
 
 
-async def test_what_the_others_have_not_taken_is_anybodys_after_a_while(broker: Broker) -> None:
+async def test_any_engine_may_claim_the_shares_of_others_after_a_delay(broker: Broker) -> None:
     """The claim says after how long."""
     first, other = engines_of(broker, 10, 10, of="max_num_seqs")
     for engine in (first, other):
@@ -104,7 +104,7 @@ async def test_until_then_they_are_left_to_the_others(broker: Broker) -> None:
 
 @pytest.mark.usefixtures("patient_engines")
 @pytest.mark.parametrize("end", ["death", "lease"])
-async def test_engines_that_are_gone_or_not_there_yet_get_no_part(broker: Broker, end: str) -> None:
+async def test_stopped_or_not_yet_started_engines_get_no_share(broker: Broker, end: str) -> None:
     (first,) = engines_of(broker, 10, of="max_num_seqs")
     await first.claim()
     await broker.claim("gone", EngineCapacity(max_num_seqs=10), lease_ttl_ms=1 if end == "lease" else 60_000)

@@ -92,7 +92,7 @@ async def test_an_idle_tenant_saves_nothing_up(broker: Broker) -> None:
     assert abs(turns["a"] - turns["b"]) <= 1
 
 
-async def test_a_tenant_that_comes_back_goes_on_where_the_others_are(broker: Broker) -> None:
+async def test_a_returning_tenant_resumes_at_the_service_level_of_the_others(broker: Broker) -> None:
     await enqueue(broker, *[f"a{i}" for i in range(100)], tenant="a", max_tokens=100)
     await enqueue(broker, *[f"b{i}" for i in range(10)], tenant="b", max_tokens=100)
     assert len(await take(broker, "e0", 60)) == 60
@@ -101,7 +101,7 @@ async def test_a_tenant_that_comes_back_goes_on_where_the_others_are(broker: Bro
     assert abs(turns["a"] - turns["c"]) <= 1
 
 
-async def test_who_waits_is_served_before_tenants_that_come_later(broker: Broker) -> None:
+async def test_a_waiting_tenant_is_served_before_tenants_that_arrive_later(broker: Broker) -> None:
     """Each asks once, as users of an app do; names do not count."""
     await enqueue(broker, "z", tenant="z", max_tokens=100)
     await enqueue(broker, *"abcd", max_tokens=100)
@@ -193,7 +193,9 @@ async def test_a_tenants_requests_start_in_the_order_of_their_arrival(broker: Br
     assert started == arrived
 
 
-async def test_by_deadline_the_earliest_goes_first_and_what_has_none_last(broker: Broker, queue: Queue) -> None:
+async def test_deadline_order_serves_the_earliest_first_and_requests_without_deadline_last(
+    broker: Broker, queue: Queue
+) -> None:
     await queue.configure(QueuePolicy(order=Order.EDF))
     timeouts = {"none0": None, "late": 900_000, "early": 300_000, "none1": None, "middle": 600_000}
     for request_id, timeout_ms in timeouts.items():

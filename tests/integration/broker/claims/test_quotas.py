@@ -148,7 +148,7 @@ async def test_no_history_goes_beyond_a_quota_or_is_held_up_within_it(
     assert len(history.started_at_ms) > 20
 
 
-async def test_over_a_quota_a_request_waits_and_the_claim_says_how_long(broker: Broker, queue: Queue) -> None:
+async def test_a_request_over_quota_waits_and_the_claim_returns_the_delay(broker: Broker, queue: Queue) -> None:
     await queue.configure_tenant("t", TenantPolicy(requests_per_minute=2))
     await enqueue(broker, "a", "b", "c", tenant="t")
     wave = await broker.claim("e0", EngineCapacity(max_num_seqs=9))
@@ -179,7 +179,7 @@ async def test_the_end_of_a_request_lets_the_next_one_start(broker: Broker, queu
     assert [claim.request_id for claim in await take(broker, "e1", 9)] == ["b"]
 
 
-async def test_what_is_handed_back_goes_on_beside_none(broker: Broker, queue: Queue) -> None:
+async def test_a_released_request_resumes_within_the_concurrency_quota(broker: Broker, queue: Queue) -> None:
     """It has started before: it counts while it waits for its next engine, and no quota holds it up."""
     await queue.configure_tenant("t", TenantPolicy(max_concurrent_requests=1, requests_per_minute=1))
     await enqueue(broker, "a", "b", tenant="t")
@@ -206,7 +206,7 @@ async def test_a_wider_quota_counts_at_once(broker: Broker, queue: Queue, of_all
     assert len(await take(broker, "e0", 9)) == 1
 
 
-async def test_tokens_that_were_not_needed_are_given_back(broker: Broker, queue: Queue) -> None:
+async def test_unused_tokens_are_refunded_to_the_quota(broker: Broker, queue: Queue) -> None:
     await queue.configure_tenant("t", TenantPolicy(tokens_per_minute=100))
     await enqueue(broker, "a", "b", tenant="t", num_prompt_tokens=20, max_tokens=80)
     (claim,) = await take(broker, "e0", 9)

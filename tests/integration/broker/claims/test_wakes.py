@@ -43,7 +43,7 @@ async def look(broker: Broker, engine: str, *, held: int = 0, most: int = 10) ->
     assert (await broker.claim(engine, EngineCapacity(max_num_seqs=most, num_seqs=held))).claims == []
 
 
-async def test_as_many_are_woken_as_requests_come_and_the_emptiest_first(broker: Broker, woken: Woken) -> None:
+async def test_one_engine_is_woken_per_request_and_the_emptiest_first(broker: Broker, woken: Woken) -> None:
     for engine, number in (("e0", 4), ("e1", 2), ("e2", 8), ("e3", 6)):
         await look(broker, engine, held=number)
     await enqueue(broker, "a")
@@ -60,7 +60,7 @@ async def test_a_call_wakes_one_for_each_of_its_requests(broker: Broker, woken: 
     assert await woken() == ["e0", "e1", "e2"]
 
 
-async def test_who_was_woken_is_not_again_before_it_has_claimed(broker: Broker, woken: Woken) -> None:
+async def test_a_woken_engine_is_not_woken_again_before_it_claims(broker: Broker, woken: Woken) -> None:
     await look(broker, "e0")
     await enqueue(broker, "a", "b")
     assert await woken() == ["e0"]
@@ -69,7 +69,7 @@ async def test_who_was_woken_is_not_again_before_it_has_claimed(broker: Broker, 
     assert await woken() == ["e0"]
 
 
-async def test_who_has_no_room_or_has_left_is_not_woken(broker: Broker, woken: Woken) -> None:
+async def test_full_or_withdrawn_engines_are_not_woken(broker: Broker, woken: Woken) -> None:
     await enqueue(broker, "a", "b")
     assert len(await take(broker, "e0", 1)) == 1  # full
     assert len(await take(broker, "e1", 1)) == 1
@@ -81,7 +81,7 @@ async def test_who_has_no_room_or_has_left_is_not_woken(broker: Broker, woken: W
     assert await woken() == []
 
 
-async def test_who_runs_a_suspect_is_not_woken(broker: Broker, woken: Woken) -> None:
+async def test_an_engine_that_runs_a_suspect_is_not_woken(broker: Broker, woken: Woken) -> None:
     await enqueue(broker, "bad")
     await take(broker, "e0", 1)
     await die(broker, "e0", external=False)
@@ -90,7 +90,7 @@ async def test_who_runs_a_suspect_is_not_woken(broker: Broker, woken: Woken) -> 
     assert await woken() == []
 
 
-async def test_a_wake_goes_by_engines_whose_lease_has_ended(
+async def test_engines_with_an_expired_lease_are_not_woken(
     broker: Broker, woken: Woken, commands: CommandConnection
 ) -> None:
     await look(broker, "e0")
@@ -116,7 +116,9 @@ async def test_for_kept_sequences_only_those_are_woken_for_that_have_few(broker:
     assert await woken() == ["e0"]
 
 
-async def test_who_has_room_for_all_is_woken_before_who_has_kept_sequences(broker: Broker, woken: Woken) -> None:
+async def test_engines_with_free_capacity_are_woken_before_engines_with_reserved_sequences(
+    broker: Broker, woken: Woken
+) -> None:
     await fill_up_to_what_is_kept(broker)
     await look(broker, "e1", held=9)
     await enqueue(broker, "s1", "s2", tenant="small")
@@ -135,7 +137,7 @@ async def test_when_nothing_is_kept_any_more_all_are_woken_for(
     assert await woken() == ["e0"]
 
 
-async def test_while_the_model_is_paused_nobody_is_woken_and_then_all_are(
+async def test_no_engine_is_woken_during_a_pause_and_all_are_woken_after_it(
     broker: Broker, queue: Queue, subscriber: Subscriber, woken: Woken
 ) -> None:
     told: list[bytes] = []
@@ -163,7 +165,7 @@ async def extend(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("come_back", [put_back, lose_engine, extend])
-async def test_what_comes_back_wakes_one(
+async def test_a_requeued_request_wakes_one_engine(
     come_back: Callable[[Broker], Awaitable[None]], broker: Broker, woken: Woken
 ) -> None:
     await bring_to(broker, RequestState.CLAIMED)
@@ -184,7 +186,7 @@ async def test_an_end_wakes_as_many_as_the_quota_lets_start(broker: Broker, queu
     assert await woken() == ["e1"]
 
 
-async def test_a_reaper_wakes_another_one_for_what_nobody_has_come_for(
+async def test_a_reaper_wakes_another_engine_for_unclaimed_requests(
     broker: Broker, woken: Woken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No machine is so slow that as much passes between the two looks below.
@@ -201,7 +203,7 @@ async def test_a_reaper_wakes_another_one_for_what_nobody_has_come_for(
     assert await woken() == []
 
 
-async def test_a_reaper_wakes_nobody_for_what_a_quota_holds_back(broker: Broker, queue: Queue, woken: Woken) -> None:
+async def test_a_reaper_wakes_no_engine_for_requests_over_quota(broker: Broker, queue: Queue, woken: Woken) -> None:
     await queue.configure_tenant("narrow", TenantPolicy(max_concurrent_requests=1))
     await enqueue(broker, "a", "b", tenant="narrow")
     assert len(await take(broker, "e0", 5)) == 1
@@ -210,7 +212,9 @@ async def test_a_reaper_wakes_nobody_for_what_a_quota_holds_back(broker: Broker,
     assert await woken() == []
 
 
-async def test_sums_that_a_stranger_has_put_out_are_counted_anew(broker: Broker, commands: CommandConnection) -> None:
+async def test_capacity_sums_changed_by_a_foreign_writer_are_recounted(
+    broker: Broker, commands: CommandConnection
+) -> None:
     await look(broker, "e0", held=3)
     await look(broker, "e1", held=4)
     await commands.execute("HDEL", broker.keys.prefix + "rooms", "e1")

@@ -73,7 +73,7 @@ async def test_the_next_turn_is_left_to_the_engine_that_had_the_last(broker: Bro
 
 
 @pytest.mark.usefixtures("patient")
-async def test_who_was_given_a_turn_last_is_who_gets_the_next(broker: Broker) -> None:
+async def test_the_last_engine_that_got_a_turn_gets_the_next(broker: Broker) -> None:
     await converse(broker, "e1")
     await enqueue(broker, "second", **turn(2))
     await die(broker, "e1", external=True)
@@ -85,7 +85,7 @@ async def test_who_was_given_a_turn_last_is_who_gets_the_next(broker: Broker) ->
 
 
 @pytest.mark.usefixtures("patient")
-async def test_who_went_on_with_a_turn_gets_the_next(broker: Broker) -> None:
+async def test_the_engine_that_resumed_a_turn_gets_the_next(broker: Broker) -> None:
     await enqueue(broker, "first", **turn(1))
     assert await ids(broker, "e0") == ["first"]
     await broker.release([held("first")])
@@ -115,7 +115,7 @@ async def test_of_several_beginnings_the_longest_that_is_known_counts(broker: Br
 
 
 @pytest.mark.usefixtures("patient")
-async def test_whose_engine_is_gone_goes_to_the_one_that_had_the_turn_before(broker: Broker, woken: Woken) -> None:
+async def test_a_turn_falls_back_to_the_engine_of_the_turn_before(broker: Broker, woken: Woken) -> None:
     await converse(broker, "e1")
     await enqueue(broker, "second", **turn(2))
     await broker.withdraw("e1")
@@ -141,7 +141,7 @@ async def test_a_retry_is_anybodys(broker: Broker) -> None:
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("how", ["dies", "lease", "withdraws", "full", "no cache left", "is a ward", "policy"])
-async def test_nobody_waits_for_an_engine_that_takes_nothing(
+async def test_a_turn_does_not_wait_for_an_engine_that_cannot_claim(
     broker: Broker, queue: Queue, commands: CommandConnection, how: str
 ) -> None:
     await converse(broker, "e1")
@@ -164,9 +164,7 @@ async def test_nobody_waits_for_an_engine_that_takes_nothing(
 
 
 @pytest.mark.usefixtures("patient")
-async def test_nobody_waits_for_an_engine_that_holds_much_more_than_its_part(
-    broker: Broker, commands: CommandConnection
-) -> None:
+async def test_a_turn_does_not_wait_for_an_overloaded_engine(broker: Broker, commands: CommandConnection) -> None:
     await converse(broker, "e1")
     await commands.execute("HSET", broker.keys.prefix + "rooms", "e1", "10 9 1000 100")
     await commands.execute("HSET", broker.keys.prefix + "queue", "room_held_seqs", 9)
@@ -185,7 +183,7 @@ async def test_the_moment_is_bounded(broker: Broker, queue: Queue, commands: Com
 
 
 @pytest.mark.usefixtures("patient")
-async def test_other_tenants_and_bands_go_on_meanwhile(broker: Broker) -> None:
+async def test_other_tenants_and_bands_are_served_while_a_turn_waits(broker: Broker) -> None:
     await converse(broker, "e1")
     await enqueue(broker, "second", band="interactive", **turn(2))
     await enqueue(broker, "cold", tenant="other", band="interactive")
@@ -195,7 +193,7 @@ async def test_other_tenants_and_bands_go_on_meanwhile(broker: Broker) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_what_is_warm_has_its_turn_when_its_tenant_has(broker: Broker) -> None:
+async def test_a_warm_request_keeps_the_fair_order_of_its_tenant(broker: Broker) -> None:
     """Its tenant was given much, and the other one little, as long as both wait."""
     await enqueue(broker, "c-first", num_prompt_tokens=500, max_tokens=1, **turn(1))
     await enqueue(broker, "cold-0", "cold-1", "cold-2", tenant="other", num_prompt_tokens=50, max_tokens=1)
@@ -239,7 +237,7 @@ async def test_no_request_is_passed_by_more_than_15_of_its_lane(broker: Broker) 
 
 
 @pytest.mark.usefixtures("patient")
-async def test_what_does_not_fit_goes_in_front_of_nothing(broker: Broker) -> None:
+async def test_a_warm_request_that_does_not_fit_overtakes_no_request(broker: Broker) -> None:
     await converse(broker, "e1")
     await enqueue(broker, "cold", num_prompt_tokens=10, max_tokens=1)
     await enqueue(broker, "large", num_prompt_tokens=500, max_tokens=1, **turn(2))
@@ -250,7 +248,7 @@ async def test_what_does_not_fit_goes_in_front_of_nothing(broker: Broker) -> Non
 
 
 @pytest.mark.usefixtures("patient")
-async def test_what_is_damaged_goes_in_front_of_nothing(broker: Broker, commands: CommandConnection) -> None:
+async def test_a_damaged_warm_request_overtakes_no_request(broker: Broker, commands: CommandConnection) -> None:
     await converse(broker, "e1")
     await enqueue(broker, "cold")
     await enqueue(broker, "second", **turn(2))
@@ -292,7 +290,7 @@ async def test_an_engine_that_has_its_part_takes_its_own_and_leaves_the_rest(bro
 
 @pytest.mark.parametrize("leave_for_ms", [60_000], indirect=True)
 @pytest.mark.usefixtures("patient")
-async def test_what_is_left_to_others_is_passed_by_for_nothing_of_a_lower_band(broker: Broker) -> None:
+async def test_a_warm_request_for_another_engine_is_not_overtaken_by_a_lower_band(broker: Broker) -> None:
     await converse(broker, "e1")
     await look(broker, "e1", held=1)
     await enqueue(broker, "cold", tenant="other", band="interactive")
@@ -315,7 +313,7 @@ async def test_an_engine_that_holds_much_more_than_its_part_leaves_its_own_as_we
 
 
 @pytest.mark.usefixtures("patient")
-async def test_who_finds_a_crowd_of_what_is_left_to_others_comes_back_soon(broker: Broker) -> None:
+async def test_a_claim_that_skips_many_warm_requests_retries_soon(broker: Broker) -> None:
     await converse(broker, "e1")
     for number in range(9):
         await enqueue(broker, f"warm-{number}", tenant=f"tenant-{number}", **turn(2))
@@ -324,7 +322,7 @@ async def test_who_finds_a_crowd_of_what_is_left_to_others_comes_back_soon(broke
 
 
 @pytest.mark.usefixtures("patient")
-async def test_who_is_warm_is_woken_in_place_of_the_emptiest(broker: Broker, woken: Woken) -> None:
+async def test_the_warm_engine_is_woken_instead_of_the_emptiest(broker: Broker, woken: Woken) -> None:
     await converse(broker, "e1")
     await look(broker, "e1", held=5)
     await woken()
@@ -346,7 +344,9 @@ async def test_a_call_wakes_one_engine_for_all_that_is_warm_for_it(broker: Broke
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("how", ["dies", "withdraws"])
-async def test_who_goes_has_others_woken_for_what_was_left_to_it(broker: Broker, woken: Woken, how: str) -> None:
+async def test_another_engine_is_woken_for_requests_of_a_removed_warm_engine(
+    broker: Broker, woken: Woken, how: str
+) -> None:
     await converse(broker, "e1")
     await enqueue(broker, "second", **turn(2))
     assert await woken() == ["e1"]
@@ -372,7 +372,7 @@ async def test_a_policy_without_it_stores_and_holds_nothing(
     assert "warm" not in (await read_snapshot(commands, broker.keys)).kinds
 
 
-async def test_what_was_known_counts_for_nothing_once_the_policy_says_so(broker: Broker, queue: Queue) -> None:
+async def test_warm_marks_are_ignored_after_the_policy_disables_them(broker: Broker, queue: Queue) -> None:
     await queue.configure(PATIENT)
     await converse(broker, "e1")
     await queue.configure(QueuePolicy(affinity_ms=60_000, warm_ttl_s=None))
@@ -380,9 +380,7 @@ async def test_what_was_known_counts_for_nothing_once_the_policy_says_so(broker:
     assert await ids(broker, "e0") == ["second"]
 
 
-async def test_what_is_known_is_forgotten_after_a_while(
-    broker: Broker, queue: Queue, commands: CommandConnection
-) -> None:
+async def test_warm_marks_expire(broker: Broker, queue: Queue, commands: CommandConnection) -> None:
     await queue.configure(QueuePolicy(warm_ttl_s=7.0))
     await converse(broker, "e1")
     found = await read_snapshot(commands, broker.keys)
@@ -412,7 +410,9 @@ async def test_nothing_is_left_of_a_request_that_has_left_its_lane(
 
 
 @pytest.mark.usefixtures("patient")
-async def test_what_a_stranger_did_to_a_mark_costs_the_mark_alone(broker: Broker, commands: CommandConnection) -> None:
+async def test_a_damaged_warm_mark_is_dropped_without_further_effect(
+    broker: Broker, commands: CommandConnection
+) -> None:
     await converse(broker, "e1")
     await enqueue(broker, "second", **turn(2))
     await commands.execute("HSET", broker.keys.request("second"), "warm", "nobody")
@@ -424,7 +424,7 @@ async def test_what_a_stranger_did_to_a_mark_costs_the_mark_alone(broker: Broker
     assert found.of("warm_for").keys() == {"nobody"}
 
 
-async def test_more_input_wakes_the_engine_that_answered_what_came_before(broker: Broker, woken: Woken) -> None:
+async def test_more_input_wakes_the_engine_of_the_previous_segment(broker: Broker, woken: Woken) -> None:
     await broker.renew("e0", [])
     await enqueue(broker, "a", is_resumable=True, digests=("itself",), own_digests=("a session", "itself"))
     await enqueue(broker, "other", digests=("other",), own_digests=("a session",))

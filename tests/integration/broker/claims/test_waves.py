@@ -31,7 +31,7 @@ async def test_a_wave_fits_the_cache(broker: Broker, seed: int) -> None:
         await engine.end(*rng.sample([c.request_id for c in engine.held], rng.randint(1, len(engine.held))))
 
 
-async def test_the_cache_is_reckoned_to_half_of_the_expected_output(broker: Broker) -> None:
+async def test_cache_use_is_estimated_with_half_of_the_expected_output(broker: Broker) -> None:
     await teach(broker, num_output=40)
     await enqueue(broker, "a", num_prompt_tokens=100, max_tokens=1000)
     await enqueue(broker, "b", num_prompt_tokens=100, max_tokens=10)
@@ -39,7 +39,7 @@ async def test_the_cache_is_reckoned_to_half_of_the_expected_output(broker: Brok
     assert [(claim.request_id, claim.num_kv_tokens) for claim in wave.claims] == [("a", 120), ("b", 105)]
 
 
-async def test_what_was_put_back_is_reckoned_with_what_it_has_logged(broker: Broker) -> None:
+async def test_cache_use_of_a_requeued_request_includes_its_logged_tokens(broker: Broker) -> None:
     await teach(broker, num_output=40)
     await enqueue(broker, "a", num_prompt_tokens=100, max_tokens=1000)
     for expected in (120, 150 + 1):
@@ -54,7 +54,7 @@ async def log_tokens(broker: Broker, claim: Claim, num_tokens: int) -> None:
     assert await broker.append([record("a", claim.epoch, claim.num_logged_tokens, *range(num_tokens))]) == []
 
 
-async def test_an_empty_engine_takes_what_is_larger_than_its_cache(broker: Broker) -> None:
+async def test_an_empty_engine_claims_a_request_larger_than_its_cache(broker: Broker) -> None:
     """Only the engine can say that a request can never run there; it must not wait for ever."""
     await enqueue(broker, "huge", num_prompt_tokens=5000, max_tokens=1)
     await small(broker, "a")
@@ -84,7 +84,7 @@ async def test_small_requests_do_not_starve_a_large_one(broker: Broker, tenants:
     assert started[0] == "large"
 
 
-async def test_other_engines_pass_by_what_one_keeps_its_cache_for(broker: Broker) -> None:
+async def test_other_engines_skip_a_lane_for_which_one_engine_reserves_its_cache(broker: Broker) -> None:
     """One engine drains for the large request; the other goes on with other lanes, and not with those behind it."""
     draining, other = Engine(broker, "e0", num_kv_tokens=100), Engine(broker, "e1", num_kv_tokens=100)
     await small(broker, *[f"first{i}" for i in range(20)])
@@ -104,7 +104,7 @@ async def test_other_engines_pass_by_what_one_keeps_its_cache_for(broker: Broker
     assert started[0] == "large"
 
 
-async def test_what_is_kept_for_a_large_request_is_given_up_with_its_engine(broker: Broker) -> None:
+async def test_a_cache_reservation_ends_with_its_engine(broker: Broker) -> None:
     """Another engine takes over the draining, and the request."""
     draining, other = Engine(broker, "e0", num_kv_tokens=100), Engine(broker, "e1", num_kv_tokens=100)
     await small(broker, *[f"first{i}" for i in range(20)])

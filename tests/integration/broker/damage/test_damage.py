@@ -164,7 +164,7 @@ ACTIONS: dict[str, Callable[[Scene], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("stage", ["queued", "claimed", "returned"])
-async def test_what_is_damaged_ends_once_and_others_are_served(
+async def test_a_damaged_request_ends_once_and_others_are_served(
     broker: Broker, queue: Queue, commands: CommandConnection, stage: str, action: str
 ) -> None:
     scene = Scene(commands, broker, queue)
@@ -186,7 +186,7 @@ async def test_what_is_damaged_ends_once_and_others_are_served(
     await assert_nothing_is_left(commands, broker)
 
 
-async def test_a_parked_request_that_was_damaged_is_shown_and_can_be_purged(
+async def test_a_damaged_parked_request_is_listed_and_can_be_purged(
     broker: Broker, commands: CommandConnection
 ) -> None:
     dead_letter, key = DeadLetter(commands, broker.keys), broker.keys.parked("a")

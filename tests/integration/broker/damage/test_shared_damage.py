@@ -117,9 +117,7 @@ class Scene:
 
 
 @pytest.mark.parametrize("part", range(4))
-async def test_a_queue_goes_on_whatever_of_it_was_damaged(
-    commands: CommandConnection, namespace: str, part: int
-) -> None:
+async def test_a_queue_keeps_serving_after_any_damage(commands: CommandConnection, namespace: str, part: int) -> None:
     probe = Scene(commands, namespace, "probe")
     await probe.begin()
     for number, way in enumerate((await probe.damages())[part::4]):

@@ -11,7 +11,7 @@ from penstock.shared.queue.policy import Order, QueuePolicy
 from ..conftest import CAUSE, assert_nothing_is_left, enqueue, finish_with, take
 
 
-async def test_an_entry_written_by_a_stranger_is_set_aside(broker: Broker, commands) -> None:
+async def test_an_entry_of_a_foreign_writer_is_set_aside(broker: Broker, commands) -> None:
     lane = broker.keys.lane("standard", "default")
     await commands.execute("XADD", lane, "*", "nonsense", b"\xff\x00")
     await enqueue(broker, "a")
@@ -53,7 +53,7 @@ async def test_strange_entries_of_one_id_in_two_lanes_are_both_kept(broker: Brok
 
 
 @pytest.mark.parametrize("order", list(Order))
-async def test_an_entry_whose_request_is_gone_takes_no_other_along(
+async def test_an_entry_without_its_request_does_not_affect_others(
     broker: Broker, queue: Queue, commands, order: Order
 ) -> None:
     """As under a server that evicts keys: its entry is the first by deadline and by arrival."""

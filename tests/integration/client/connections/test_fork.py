@@ -82,7 +82,7 @@ async def test_an_llm_connects_anew_in_a_child_and_leaves_its_parents_alone(redi
     assert told == ["queued", "queued", "queued", "closed", "queued"]
 
 
-async def test_what_the_parent_was_at_stays_the_parents(redis_url: str, namespace: str, broker: Broker) -> None:
+async def test_streams_of_the_parent_cannot_be_used_in_a_child(redis_url: str, namespace: str, broker: Broker) -> None:
     script = """
         llm = LLM(url, namespace=namespace)
         deltas = llm.stream("hi", request_id="shared")
@@ -111,7 +111,7 @@ async def test_what_the_parent_was_at_stays_the_parents(redis_url: str, namespac
 
 
 @pytest.mark.usefixtures("broker")
-async def test_an_asynchronous_client_says_in_a_child_whose_it_is(redis_url: str, namespace: str) -> None:
+async def test_an_asynchronous_client_names_its_process_when_used_in_a_child(redis_url: str, namespace: str) -> None:
     script = """
         async def parent():
             client = await Client.connect(url, namespace=namespace)
@@ -147,7 +147,7 @@ async def test_an_asynchronous_client_says_in_a_child_whose_it_is(redis_url: str
 
 
 @pytest.mark.usefixtures("broker")
-def test_a_client_says_in_another_event_loop_whose_it_is(redis_url: str, namespace: str) -> None:
+def test_a_client_names_its_event_loop_when_used_in_another(redis_url: str, namespace: str) -> None:
     """As under WSGI, where each asynchronous view is run in a loop of its own."""
     client = Client.connect(redis_url, namespace=namespace)
     with asyncio.Runner() as first:
@@ -163,7 +163,7 @@ def test_a_client_says_in_another_event_loop_whose_it_is(redis_url: str, namespa
 
 
 @pytest.mark.usefixtures("broker")
-def test_an_llm_that_was_closed_says_so(redis_url: str, namespace: str) -> None:
+def test_a_closed_llm_raises_a_clear_error(redis_url: str, namespace: str) -> None:
     llm = LLM(redis_url, namespace=namespace)
     llm.close()
     with pytest.raises(ClientClosedError, match="the LLM was closed"):

@@ -55,7 +55,7 @@ def assert_whole(deltas: list[Delta]) -> None:
     assert [delta.finish_reason for delta in deltas if delta.finished] == [FinishReason.LENGTH]
 
 
-async def test_streams_go_on_after_redis_was_killed_and_started_again(server: RedisServer, engine: Broker) -> None:
+async def test_streams_resume_after_redis_was_killed_and_restarted(server: RedisServer, engine: Broker) -> None:
     # One after the other: two that kill one server would start two.
     killing = asyncio.Lock()
 
@@ -81,7 +81,7 @@ async def test_streams_go_on_after_redis_was_killed_and_started_again(server: Re
         assert await client.models()  # commands work, too
 
 
-async def test_streams_go_on_after_redis_was_stopped(server: RedisServer, engine: Broker, monkeypatch) -> None:
+async def test_streams_resume_after_redis_was_suspended(server: RedisServer, engine: Broker, monkeypatch) -> None:
     monkeypatch.setattr(connection_module, "LOOK_INTERVAL_S", 0.1)
     monkeypatch.setattr(redis_link, "CONNECT_TIMEOUT_S", 0.3)
     with capture_logs() as logs:
@@ -107,7 +107,7 @@ async def test_streams_go_on_after_redis_was_stopped(server: RedisServer, engine
     assert [record["event"] for record in told] == ["redis_away", "redis_back"] * (len(told) // 2)
 
 
-async def test_an_end_that_came_while_nobody_was_subscribed_is_told(client, broker, commands) -> None:
+async def test_an_end_published_without_subscribers_is_delivered(client, broker, commands) -> None:
     streams = [asyncio.ensure_future(collect(client, f"r{i}")) for i in range(200)]
     claims = await claim_all(broker, 200)
     end = Delta(token_ids=[65], text="A", finish_reason=FinishReason.STOP)
@@ -184,7 +184,7 @@ async def num_script_calls(commands: CommandConnection) -> int:
     return int(stats.split("cmdstat_evalsha:calls=")[1].split(",")[0])
 
 
-async def test_commands_that_nobody_answers_are_sent_again_and_end_in_time(server: RedisServer, monkeypatch) -> None:
+async def test_unanswered_commands_are_retried_until_their_time_limit(server: RedisServer, monkeypatch) -> None:
     monkeypatch.setattr(connection_module, "LOOK_INTERVAL_S", 0.05)
     monkeypatch.setattr(redis_link, "CONNECT_TIMEOUT_S", 0.2)
     patient, hasty = CommandConnection(server.url), CommandConnection(server.url, retry_for_s=0.3)
@@ -222,7 +222,7 @@ async def is_reconnecting(connection: Any) -> bool:
     return connection._connection is None and connection._opening is not None
 
 
-async def test_a_wrong_command_is_told_at_once(commands: CommandConnection) -> None:
+async def test_a_wrong_command_fails_immediately(commands: CommandConnection) -> None:
     with pytest.raises(ResponseError, match="unknown command"):
         await commands.execute("NOSUCHCOMMAND")
 
@@ -246,7 +246,7 @@ async def test_a_wrong_command_is_told_at_once(commands: CommandConnection) -> N
         ("WRONGTYPE Operation against a key holding the wrong kind of value", False),
     ],
 )
-def test_what_counts_as_away(refusal: str, is_for_now: bool) -> None:
+def test_which_redis_errors_count_as_temporary(refusal: str, is_for_now: bool) -> None:
     assert redis_link.refuses_for_now(ResponseError(refusal)) == is_for_now
 
 
@@ -276,7 +276,7 @@ async def test_a_log_that_lost_its_end_is_written_again_without_gap_or_repeat(cl
     assert sum(delta.finished for delta in got) == 1
 
 
-async def test_an_end_before_what_was_seen_is_an_end(client, broker, commands) -> None:
+async def test_an_end_below_the_delivered_position_ends_the_stream(client, broker, commands) -> None:
     stream = client.stream("hi", request_id="r")
     first = asyncio.ensure_future(anext(stream))
     claim = await claim_one(broker)

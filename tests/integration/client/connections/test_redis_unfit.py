@@ -54,7 +54,7 @@ async def test_a_full_server_is_waited_for(server: RedisServer, engine: Broker) 
     await commands.close()
 
 
-async def test_who_waits_for_a_full_server_is_told_so(server: RedisServer) -> None:
+async def test_a_full_server_is_an_error_that_names_the_remedy(server: RedisServer) -> None:
     commands = CommandConnection(server.url, retry_for_s=0.3)
     await set_maxmemory(commands, 1)
     with pytest.raises(RedisUnavailableError, match=r"is full .*raise its maxmemory"):
@@ -87,7 +87,7 @@ async def test_detached_requests_that_redis_has_forgotten_end(client, broker, mo
     assert [delta.finish_reason for delta in await waits[1]] == ["cancelled"]
 
 
-async def test_what_a_stream_waits_for_is_sent_again_when_redis_has_forgotten_it(client, broker, monkeypatch) -> None:
+async def test_a_streamed_request_lost_by_redis_is_sent_again(client, broker, monkeypatch) -> None:
     """Its seed is its own, so it comes out as before; what was seen is not told twice."""
     monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
     stream = client.stream("hi", SamplingParams(), request_id="r", timeout_s=1000)
@@ -103,9 +103,7 @@ async def test_what_a_stream_waits_for_is_sent_again_when_redis_has_forgotten_it
     assert token_indexes(await rest) == [1]
 
 
-async def test_what_is_sent_again_waits_for_a_redis_that_is_full(
-    server: RedisServer, engine: Broker, monkeypatch
-) -> None:
+async def test_a_resent_request_waits_for_a_full_redis(server: RedisServer, engine: Broker, monkeypatch) -> None:
     """It was accepted once: the refusal is no answer to a stream that has begun."""
     monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
     commands = CommandConnection(server.url)
@@ -142,7 +140,7 @@ async def has_refused(commands: CommandConnection) -> bool:
         ("ABCD", ((1, "B"), (3, ""), (4, "C"), (5, "DEFG"))),
     ],
 )
-async def test_text_is_told_once_when_a_shorter_log_is_read_before_it_grows(
+async def test_text_is_delivered_once_when_a_shorter_log_is_read_before_it_grows(
     told: str,
     again: tuple[tuple[int, str], ...],
     broker: Broker,
@@ -180,7 +178,7 @@ async def test_text_is_told_once_when_a_shorter_log_is_read_before_it_grows(
     await subscriber.close()
 
 
-async def test_what_comes_again_as_another_output_is_an_error_that_names_the_token(client, broker, monkeypatch) -> None:
+async def test_a_changed_output_after_a_resend_is_an_error_that_names_the_token(client, broker, monkeypatch) -> None:
     monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
     stream = client.stream("hi", SamplingParams(), request_id="r")
     first = asyncio.ensure_future(anext(stream))

@@ -102,7 +102,7 @@ async def test_both_connections_speak_it(folder: Path, port: int) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "?ssl_ca_certs={folder}/other.pem"])
-async def test_a_certificate_of_nobody_known_is_refused_with_what_to_do(folder: Path, port: int, query: str) -> None:
+async def test_an_untrusted_certificate_is_refused_with_the_remedy(folder: Path, port: int, query: str) -> None:
     with pytest.raises(RedisUnavailableError, match=r"is not trusted .* \?ssl_ca_certs=FILE"):
         await check_redis(f"rediss://localhost:{port}{query.format(folder=folder)}")
 

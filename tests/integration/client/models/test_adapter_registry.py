@@ -27,7 +27,7 @@ def record(name: str = "cats", digest: str = "c", **fields: Any) -> AdapterRecor
     return AdapterRecord(name=name, digest=digest * 64, **given)
 
 
-async def test_a_name_is_found_as_it_was_registered(registry: AdapterRegistry) -> None:
+async def test_a_registered_adapter_is_read_back_by_its_name(registry: AdapterRegistry) -> None:
     written = record(target_modules=("k_proj", "q_proj"), num_bytes=7, base_model_name="base", added_at=1.5)
     made, former = await registry.register(written)
     assert (made.number, former) == (1, None)
@@ -37,7 +37,7 @@ async def test_a_name_is_found_as_it_was_registered(registry: AdapterRegistry) -
     assert (request.digest, request.base_model_name) == ("c" * 64, "base")
 
 
-async def test_a_name_may_come_to_mean_another_adapter_and_numbers_are_the_adapters(registry: AdapterRegistry) -> None:
+async def test_a_name_may_be_moved_to_another_adapter_and_numbers_belong_to_adapters(registry: AdapterRegistry) -> None:
     first, _ = await registry.register(record())
     second, former = await registry.register(record(digest="d"))
     assert former == first
@@ -47,7 +47,7 @@ async def test_a_name_may_come_to_mean_another_adapter_and_numbers_are_the_adapt
     assert await registry.find("cats", "t") == second
 
 
-async def test_a_tenants_own_goes_before_everybodys_and_is_nobody_elses(registry: AdapterRegistry) -> None:
+async def test_an_adapter_of_a_tenant_hides_the_shared_one_and_is_private(registry: AdapterRegistry) -> None:
     common, _ = await registry.register(record())
     own, _ = await registry.register(record(digest="d", tenant="acme"))
     await registry.register(record("secret", digest="e", tenant="acme"))
@@ -78,7 +78,7 @@ async def test_a_number_is_one_adapters(registry: AdapterRegistry) -> None:
     assert drawn == [1, 2, 4, 5]
 
 
-async def test_what_is_removed_is_unknown_and_its_number_goes_with_its_last_name(registry: AdapterRegistry) -> None:
+async def test_a_removed_name_is_unknown_and_the_number_ends_with_the_last_name(registry: AdapterRegistry) -> None:
     await registry.register(record(), wanted_number=3)
     await registry.register(record("again"))
     assert (await registry.remove("cats", "")).name == "cats"
@@ -94,7 +94,7 @@ async def test_what_is_removed_is_unknown_and_its_number_goes_with_its_last_name
         await registry.remove("dogs", "acme")
 
 
-async def test_a_pin_is_written_to_what_the_name_points_to_then(
+async def test_a_pin_is_written_to_the_current_adapter_of_the_name(
     registry: AdapterRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody points the name elsewhere between the look and the change."""

@@ -89,7 +89,7 @@ async def test_add_lora_registers_and_loads_at_all_engines(client: Client, two: 
     assert await client.list_loras() == {"w-0": {3}, "w-1": {3}}
 
 
-async def test_what_is_pinned_is_loaded_and_written_down(client: Client, two: Two, cats: Path, dogs: Path) -> None:
+async def test_a_pinned_adapter_is_loaded_and_recorded(client: Client, two: Two, cats: Path, dogs: Path) -> None:
     for engine in two:
         answers(engine)
     await client.register_lora("cats", cats)
@@ -160,7 +160,7 @@ async def test_removing_by_number_or_name(client: Client, two: Two, cats: Path, 
         await client.remove_lora("cats")
 
 
-async def test_without_an_engine_a_name_is_registered_for_those_to_come(
+async def test_a_name_registered_without_engines_is_valid_for_later_engines(
     client: Client, broker: Broker, cats: Path, play: Any
 ) -> None:
     assert await client.add_lora("cats", cats) == {}
@@ -169,7 +169,9 @@ async def test_without_an_engine_a_name_is_registered_for_those_to_come(
         await client.add_lora("cats", engine_id="gone")
 
 
-async def test_an_engine_that_cannot_load_it_says_why(client: Client, two: Two, cats: Path) -> None:
+async def test_adding_raises_the_reason_of_an_engine_that_cannot_load_the_adapter(
+    client: Client, two: Two, cats: Path
+) -> None:
     answers(two[0])
     two[1].answer = lambda command: CallError("adapter_file", "there is no folder here")
     with pytest.raises(EngineCallError, match="w-1: there is no folder here"):
@@ -177,7 +179,7 @@ async def test_an_engine_that_cannot_load_it_says_why(client: Client, two: Two, 
     assert [record.name for record in await client.adapters()] == ["cats"]
 
 
-async def test_a_name_that_no_engine_can_load_means_what_it_meant(
+async def test_a_name_keeps_its_adapter_if_no_engine_can_load_the_new_one(
     client: Client, two: Two, cats: Path, dogs: Path
 ) -> None:
     for engine in two:
@@ -198,7 +200,7 @@ async def test_a_name_that_no_engine_can_load_means_what_it_meant(
     assert await client.adapters() == [theirs]
 
 
-async def test_a_request_keeps_what_its_name_meant_when_it_was_enqueued(
+async def test_a_request_keeps_the_adapter_its_name_had_when_enqueued(
     client: Client, broker: Broker, cats: Path, dogs: Path
 ) -> None:
     await client.add_lora("pets", cats)
@@ -242,7 +244,7 @@ async def test_streamed_input_and_pooled_prompts_carry_it(
     assert [adapter_of(await claim_one(broker)).lora_name for _ in handles] == ["pets", "pets"]
 
 
-async def test_a_tenants_adapter_is_nobody_elses(client: Client, broker: Broker, cats: Path, dogs: Path) -> None:
+async def test_an_adapter_of_a_tenant_is_private(client: Client, broker: Broker, cats: Path, dogs: Path) -> None:
     await client.register_lora("pets", cats)
     await client.register_lora("pets", dogs, tenant="acme")
     await client.register_lora("secret", dogs, tenant="acme")
@@ -255,7 +257,7 @@ async def test_a_tenants_adapter_is_nobody_elses(client: Client, broker: Broker,
         await client.submit("hi", model="secret", tenant="other")
 
 
-async def test_what_is_wrong_is_said_before_anything_is_enqueued(
+async def test_wrong_adapters_are_refused_before_enqueueing(
     client: Client, commands: CommandConnection, namespace: str, broker: Broker, cats: Path, tmp_path: Path
 ) -> None:
     await commands.execute("HSET", Keys(namespace).models(), "n", msgspec.json.encode(ModelCard(model="n")))
@@ -302,7 +304,9 @@ async def test_a_folder_that_is_not_registered_is_taken_by_its_content(
     assert adapter_of(await claim_one(broker)).digest == after != before
 
 
-async def test_a_copy_lies_under_its_digest_whole_or_not_at_all(client: Client, cats: Path, tmp_path: Path) -> None:
+async def test_a_copy_is_stored_under_its_digest_completely_or_not_at_all(
+    client: Client, cats: Path, tmp_path: Path
+) -> None:
     shared = tmp_path / "shared" / "adapters"
     for name in ("a", "b"):
         record, _ = await client.register_lora(name, cats, copy_to=shared)

@@ -75,7 +75,7 @@ async def test_a_model_that_was_tried_once_leaves_the_other_one_the_default(
     assert (await client.submit("hi")).model == "tried"
 
 
-async def test_without_any_engine_nobody_is_guessed(client: Client, deployment: Deployment) -> None:
+async def test_no_model_is_assumed_without_engines(client: Client, deployment: Deployment) -> None:
     assert (await client.submit("hi")).model == "m", "the only one that is known needs no engine"
     await deployment.serve("tried")
     await deployment.leave("tried")
@@ -93,7 +93,7 @@ async def test_without_any_engine_nobody_is_guessed(client: Client, deployment: 
         (EngineState.DEAD, 0.0, False),
     ],
 )
-async def test_an_engine_that_comes_back_counts(
+async def test_engines_that_restart_soon_count_as_serving(
     client: Client, deployment: Deployment, state: EngineState, restart_at: float, counts: bool
 ) -> None:
     """Else a restart of one model's engine would send to another what names none."""
@@ -106,7 +106,7 @@ async def test_an_engine_that_comes_back_counts(
         assert (await client.get_model_config()).model == "m"
 
 
-async def test_what_is_in_use_is_not_forgotten(client: Client, broker: Broker, deployment: Deployment) -> None:
+async def test_a_model_in_use_cannot_be_forgotten(client: Client, broker: Broker, deployment: Deployment) -> None:
     await deployment.serve("m")
     with pytest.raises(ValidationError, match="it is served by m-engine"):
         await client.forget_model("m")

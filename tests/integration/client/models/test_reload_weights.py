@@ -37,7 +37,7 @@ def reloads(
     engine.answer = answer
 
 
-async def test_all_look_before_one_changes_and_they_change_one_by_one(
+async def test_all_engines_check_before_the_first_reloads_and_they_reload_one_by_one(
     client: Client, two: tuple[PlayedEngine, PlayedEngine]
 ) -> None:
     asked: list[tuple[str, bool]] = []
@@ -54,7 +54,9 @@ async def test_all_look_before_one_changes_and_they_change_one_by_one(
     assert asked[2:] == [("w-1", True), ("w-1", False)]
 
 
-async def test_nobody_changes_if_one_refuses_the_folder(client: Client, two: tuple[PlayedEngine, PlayedEngine]) -> None:
+async def test_no_engine_reloads_if_one_refuses_the_folder(
+    client: Client, two: tuple[PlayedEngine, PlayedEngine]
+) -> None:
     asked: list[tuple[str, bool]] = []
     reloads(asked, two[0])
     reloads(asked, two[1], check=CallError("model_load_error", "its tokenizer.json is another one"))
@@ -64,7 +66,7 @@ async def test_nobody_changes_if_one_refuses_the_folder(client: Client, two: tup
 
 
 @pytest.mark.parametrize("dies", [False, True])
-async def test_the_first_that_fails_is_the_last_that_is_asked(
+async def test_reloading_stops_at_the_first_failure(
     client: Client, two: tuple[PlayedEngine, PlayedEngine], play: Play, subscriber: Subscriber, dies: bool
 ) -> None:
     """Whether it says why or has died meanwhile; those that have changed are told."""
@@ -114,7 +116,7 @@ async def test_an_engine_that_begins_meanwhile_changes_too(
     assert asked[-1] == ("w-2", False)
 
 
-async def test_wrong_arguments_are_refused_before_anybody_is_asked(
+async def test_wrong_arguments_are_refused_before_any_engine_is_called(
     client: Client, two: tuple[PlayedEngine, PlayedEngine]
 ) -> None:
     wrong: list[Callable[[], object]] = [

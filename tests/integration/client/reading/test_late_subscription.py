@@ -18,7 +18,7 @@ from ..harness import DEADLINE_S, claim_one, until, until_followed, write
 
 
 @pytest.mark.parametrize("is_over", [True, False])
-async def test_what_came_before_the_subscription_is_told(
+async def test_records_published_before_the_subscription_are_delivered(
     client: Client, broker: Broker, commands: CommandConnection, monkeypatch: pytest.MonkeyPatch, is_over: bool
 ) -> None:
     may_subscribe = asyncio.Event()
@@ -54,7 +54,7 @@ async def test_what_came_before_the_subscription_is_told(
     assert output.outputs[0].token_ids == [65, 66]
 
 
-async def test_a_record_whose_message_was_lost_is_read_by_the_next_look(
+async def test_a_record_with_a_lost_message_is_read_by_the_next_check(
     client: Client, broker: Broker, commands: CommandConnection
 ) -> None:
     """Redis drops the connection of a subscriber that is slow, and messages meanwhile."""
@@ -74,7 +74,7 @@ async def num_calls(commands: CommandConnection, name: str) -> int:
     return int(rest.split(",")[0]) if found else 0
 
 
-async def test_many_that_wait_are_looked_for_in_one_command(server: RedisServer, engine: Broker) -> None:
+async def test_many_waiting_requests_are_checked_in_one_command(server: RedisServer, engine: Broker) -> None:
     """They do not all ask for their logs by themselves; they are heard as they come."""
     async with Client.connect(server.url, model="m") as client:
         streaming = [asyncio.ensure_future(client.generate("hi")) for _ in range(20)]
@@ -93,7 +93,7 @@ async def test_many_that_wait_are_looked_for_in_one_command(server: RedisServer,
         await commands.close()
 
 
-async def test_channels_are_told_to_the_server_many_at_once(server: RedisServer) -> None:
+async def test_channels_are_subscribed_in_batches(server: RedisServer) -> None:
     subscriber, commands = Subscriber(server.url), CommandConnection(server.url)
     await subscriber.open()
     heard: list[bytes] = []

@@ -89,7 +89,7 @@ async def test_the_lease_is_renewed_while_something_streams_and_only_then(redis_
 
 
 @pytest.mark.usefixtures("reaper")
-async def test_a_killed_client_loses_what_it_streamed_and_nothing_else(broker, other_process) -> None:
+async def test_a_killed_client_loses_only_its_streamed_requests(broker, other_process) -> None:
     claims = {claim.request_id: claim for claim in (await claim_one(broker), await claim_one(broker))}
     await write(broker, claims["streamed"], 0, 65)
     assert await read_line(other_process) == b"A\n"
@@ -103,7 +103,7 @@ async def test_a_killed_client_loses_what_it_streamed_and_nothing_else(broker, o
 
 
 @pytest.mark.usefixtures("reaper")
-async def test_a_stopped_client_keeps_its_requests_and_goes_on(broker, commands, other_process) -> None:
+async def test_a_suspended_client_keeps_its_requests_and_resumes(broker, commands, other_process) -> None:
     claims = {claim.request_id: claim for claim in (await claim_one(broker), await claim_one(broker))}
     await write(broker, claims["streamed"], 0, 65)
     assert await read_line(other_process) == b"A\n"
@@ -148,7 +148,7 @@ async def test_an_enqueue_that_is_sent_again_is_new_again(broker: Broker) -> Non
     assert len((await broker.claim("e0", EngineCapacity(max_num_seqs=5))).claims) == 1
 
 
-async def test_an_enqueue_whose_reply_is_lost_still_owns_its_request(client, broker, commands) -> None:
+async def test_an_enqueue_with_a_lost_reply_still_owns_its_request(client, broker, commands) -> None:
     reading = asyncio.ensure_future(client.generate("hi", request_id="r"))
     # Redis accepts the enqueue, and the client's connections die before the answer is read: sooner or later, as they
     # live a little longer each time.
@@ -187,7 +187,7 @@ async def test_a_lease_must_have_a_length(redis_url: str, value: object) -> None
 
 
 @pytest.mark.usefixtures("reaper")
-async def test_what_lingers_goes_on_after_it_was_left_as_long_as_somebody_follows(client, broker, commands) -> None:
+async def test_a_lingering_request_continues_while_a_reader_follows_it(client, broker, commands) -> None:
     async def begin(request_id: str) -> asyncio.Task[None]:
         task = asyncio.create_task(read_one(request_id))
         await write(broker, await claim_one(broker), 0, 65)

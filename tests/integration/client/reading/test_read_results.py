@@ -30,7 +30,7 @@ async def ttls_ms(commands: CommandConnection, broker: Broker, request_id: str) 
     return [await commands.execute("PTTL", key(request_id)) for key in (broker.keys.request, broker.keys.log)]
 
 
-async def test_an_answer_that_nobody_can_ask_for_again_is_kept_for_a_minute(client, broker, commands) -> None:
+async def test_a_read_answer_with_a_generated_id_is_kept_for_a_minute(client, broker, commands) -> None:
     request_id = await read_one(client, broker)
 
     async def is_shortened() -> bool:
@@ -39,7 +39,7 @@ async def test_an_answer_that_nobody_can_ask_for_again_is_kept_for_a_minute(clie
     await until(is_shortened)
 
 
-async def test_a_client_that_closes_tells_what_it_has_read(
+async def test_a_closing_client_reports_the_answers_it_has_read(
     redis_url, namespace, broker, commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.producer.requests.read_results.CLOSE_TIMEOUT_S", 60.0)
@@ -50,7 +50,7 @@ async def test_a_client_that_closes_tells_what_it_has_read(
     assert all(ttl_ms > 700_000 for ttl_ms in await ttls_ms(commands, broker, given))
 
 
-async def test_what_runs_or_was_left_is_not_touched(client, broker, commands) -> None:
+async def test_running_or_abandoned_requests_keep_their_time_to_live(client, broker, commands) -> None:
     request_id = await broker_request(client, broker)
     assert await broker.shorten([request_id, "unknown"], 1000) == 0
     assert await ttls_ms(commands, broker, request_id) == [-1, -1]
@@ -63,7 +63,7 @@ async def broker_request(client: Client, broker: Broker) -> str:
     return handle.request_id
 
 
-async def test_a_shorter_life_is_not_made_longer(client, broker, commands) -> None:
+async def test_a_shorter_time_to_live_is_not_extended(client, broker, commands) -> None:
     handle = await client.submit("hi", SamplingParams())
     await write(broker, await claim_one(broker), 0, 65, end=FinishReason.STOP)
     await commands.execute("PEXPIRE", broker.keys.request(handle.request_id), 5000)
@@ -72,7 +72,7 @@ async def test_a_shorter_life_is_not_made_longer(client, broker, commands) -> No
 
 
 @pytest.mark.parametrize("wrong", [-1, True, "60", float("nan"), 1e12])
-async def test_a_time_that_is_none_is_refused_by_name(client, broker, wrong) -> None:
+async def test_an_invalid_read_ttl_is_refused_by_name(client, broker, wrong) -> None:
     with pytest.raises(errors.ValidationError, match="read_ttl_s must be a number of seconds"):
         await client.generate("hi", read_ttl_s=wrong)
     assert await broker.claims("e0") == []

@@ -44,7 +44,7 @@ async def claim_two(broker: Broker) -> tuple[Claim, Claim]:
 
 
 @pytest.mark.usefixtures("reaper")
-async def test_who_was_cut_off_goes_on_at_another_client_and_nobody_is_told_twice(
+async def test_a_disconnected_reader_resumes_at_another_client_without_repeats(
     client: Client, other: Client, broker: Broker
 ) -> None:
     position = StreamPosition(2)
@@ -69,7 +69,7 @@ async def test_who_was_cut_off_goes_on_at_another_client_and_nobody_is_told_twic
 
 
 @pytest.mark.usefixtures("reaper")
-async def test_a_request_that_nobody_comes_back_to_is_cancelled(client: Client, other: Client, broker: Broker) -> None:
+async def test_a_request_without_a_returning_reader_is_cancelled(client: Client, other: Client, broker: Broker) -> None:
     async def is_cancelled() -> bool:
         return await broker.state("r") == "cancelled"
 

@@ -11,7 +11,7 @@ from penstock.shared.redis_access.link import close_connection, make_pool, open_
 from penstock.shared.redis_access.replies import deliver_replies
 
 
-async def test_an_end_that_came_with_the_last_reply_is_seen(redis_url: str) -> None:
+async def test_a_connection_closed_right_after_its_last_reply_is_detected(redis_url: str) -> None:
     connection = await open_connection(make_pool(redis_url))
     try:
         await connection.send_command("QUIT")

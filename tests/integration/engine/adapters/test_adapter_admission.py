@@ -109,7 +109,7 @@ def test_files_that_are_replaced_while_they_are_read_are_no_adapter(
     assert "changed while it was read" in ended.error.message
 
 
-def test_a_load_holds_up_nobody_else(make: Callable[..., Engine], said: list[LoRARequest]) -> None:
+def test_an_adapter_load_does_not_block_other_requests(make: Callable[..., Engine], said: list[LoRARequest]) -> None:
     core = (engine := make()).core
     library, gate = library_of(engine), threading.Event()
     found = counting(library)
@@ -153,7 +153,7 @@ def generate_beside(core: EngineCore, asked: EngineCoreRequest) -> list[int]:
                 return tokens
 
 
-def test_with_more_adapters_than_slots_the_head_waits_and_nobody_overtakes(
+def test_with_more_adapters_than_slots_the_head_waits_and_is_not_overtaken(
     make: Callable[..., Engine], said: list[LoRARequest]
 ) -> None:
     core = make(max_loras=1).core
@@ -171,7 +171,7 @@ def test_with_more_adapters_than_slots_the_head_waits_and_nobody_overtakes(
     assert order == ["a", "b", "a2", "base"]
 
 
-def test_what_left_memory_is_read_again_and_says_the_same(
+def test_an_evicted_adapter_is_loaded_again_and_gives_the_same_tokens(
     make: Callable[..., Engine], said: list[LoRARequest], folder: Path
 ) -> None:
     engine = make(max_loras=1, max_cpu_loras=2)
@@ -185,7 +185,7 @@ def test_what_left_memory_is_read_again_and_says_the_same(
     assert loads == ["a1", "a2", "a3", "a1", "a3"]
 
 
-def test_an_engine_that_never_saw_the_adapter_goes_on_with_the_request(
+def test_an_engine_without_the_adapter_resumes_the_request(
     make: Callable[..., Engine], said: list[LoRARequest]
 ) -> None:
     asked = asking("r", said[2], LONG_PROMPT, max_tokens=12, temperature=0.8, seed=4)
@@ -255,7 +255,7 @@ def test_an_engine_without_adapters_refuses_them(make: Callable[..., Engine], sa
     assert ask(engine, ListLoras()) == LoraList([])
 
 
-def test_an_adapter_is_found_by_its_digest_below_the_operator_s_folder(
+def test_an_adapter_is_located_by_its_digest_below_the_operators_folder(
     make: Callable[..., Engine], said: list[LoRARequest], tmp_path: Path
 ) -> None:
     shutil.copytree(said[1].lora_path, tmp_path / said[1].digest)
@@ -266,7 +266,7 @@ def test_an_adapter_is_found_by_its_digest_below_the_operator_s_folder(
         assert ask(engine, RemoveLora(2)) == LoraChanged(True)
 
 
-def test_a_core_process_tells_which_adapters_are_loaded(
+def test_a_core_process_reports_its_loaded_adapters(
     core_process: CoreProcess, folder: Path, said: list[LoRARequest]
 ) -> None:
     config = EngineConfig(model=str(folder), num_threads=1, kv_cache_memory=1 << 22, enable_lora=True, max_loras=3)

@@ -38,7 +38,9 @@ def read(folder: Path, base: nn.Module, max_rank: int = 64) -> dict[str, LayerMa
 
 
 @pytest.mark.parametrize("kind", MIXED.values(), ids=MIXED)
-def test_matrices_come_with_their_factors(kind: Kind, base: transformers.PreTrainedModel, tmp_path: Path) -> None:
+def test_matrices_are_read_with_their_scale_applied(
+    kind: Kind, base: transformers.PreTrainedModel, tmp_path: Path
+) -> None:
     found = read(write_adapter(tmp_path / "a", base, kind, 5), base)
     expected = matrices_of(base, kind, 5)
     assert found.keys() == expected.keys()
@@ -59,7 +61,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_is_not_computed_is_refused_by_name(
+def test_unsupported_adapter_options_are_refused_by_name(
     fields: dict[str, Any], words: str, base: transformers.PreTrainedModel, tmp_path: Path
 ) -> None:
     folder = write_adapter(tmp_path / "a", base, Kind(config=fields))
@@ -96,7 +98,7 @@ def test_the_head_and_layers_of_other_models_are_refused(base: transformers.PreT
         read_peft_folder(write_adapter(tmp_path / "larger", base, R8), smaller, torch.float32, 64)
 
 
-def test_infinities_are_found(base: transformers.PreTrainedModel, tmp_path: Path) -> None:
+def test_infinities_and_nan_are_refused(base: transformers.PreTrainedModel, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", base, R4)
     tensors = load_file(folder / WEIGHTS)
     tensors[f"{Q0}.lora_B.weight"][3, 1] = float("nan")

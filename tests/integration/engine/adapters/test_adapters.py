@@ -129,7 +129,7 @@ def test_layers_that_are_fused_in_the_model_itself(
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_beside_quantised_weights(quantization: str, prompts: list[list[int]], tmp_path: Path) -> None:
+def test_adapters_work_with_quantised_weights(quantization: str, prompts: list[list[int]], tmp_path: Path) -> None:
     """What an adapter adds is not quantised, and the compiled decoder adds it as the layers in Python do."""
     said = {"r8": lora_request(write_adapter(tmp_path / "a", load_base(DEMO_MODEL), R8))}
     found = [

@@ -18,7 +18,9 @@ from ..mixed_load import config
 
 
 @pytest.mark.parametrize("options", [{}, {"deterministic": True}], ids=str)
-def test_a_model_is_given_the_adapter_of_each_token(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_forward_receives_the_adapter_of_each_token(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the first token of a prompt one sees whose a token is; in deterministic mode each has a tile's neighbours."""
     core = build_engine(config(enable_lora=True, **options), DEMO_MODEL).core
     runner = core._executor

@@ -101,7 +101,7 @@ def test_every_way_gives_the_tokens_of_transformers(
         assert tokens_of(run(engine, [asked("one"), asked("two")])) == wanted
 
 
-def test_what_is_found_ends_before_an_image_that_it_would_cut(
+def test_a_prefix_hit_ends_before_an_image_that_it_would_cut(
     gemma: tuple[Path, Any], make: Callable[..., Engine], wanted: dict[str, list[int]]
 ) -> None:
     """The first four blocks are those of another request, and the fourth ends within the image."""
@@ -115,9 +115,7 @@ def test_what_is_found_ends_before_an_image_that_it_would_cut(
     assert run(engine, [asked("one")])["one"][0].num_cached_tokens == 40
 
 
-def test_line_breaks_beside_an_image_are_one_token_with_its_own(
-    gemma: tuple[Path, Any], make: Callable[..., Engine]
-) -> None:
+def test_line_breaks_next_to_an_image_merge_with_its_own(gemma: tuple[Path, Any], make: Callable[..., Engine]) -> None:
     folder, processor = gemma
     (line_break,) = processor.tokenizer.encode("\n", add_special_tokens=False)
     prompt = [*WORDS, line_break, PLACEHOLDER, line_break, PLACEHOLDER, PLACEHOLDER, *range(80, 87)]
@@ -132,7 +130,7 @@ def test_line_breaks_beside_an_image_are_one_token_with_its_own(
     assert outputs["one"][0].num_prompt_tokens == len(whole) == len(prompt) - 3 + 3 * 20 - 3
 
 
-def test_too_few_tokens_a_step_are_told_and_text_is_served(make: Callable[..., Engine]) -> None:
+def test_a_token_budget_too_small_for_images_is_reported_and_text_is_served(make: Callable[..., Engine]) -> None:
     engine = make(max_num_batched_tokens=18)
     assert engine.ready.max_images == 0
     assert "max_num_batched_tokens (18) is too small; set it to 19 at least" in engine.ready.image_refusal
@@ -141,7 +139,7 @@ def test_too_few_tokens_a_step_are_told_and_text_is_served(make: Callable[..., E
     assert "--deterministic does not compute" in make(deterministic=True).ready.image_refusal
 
 
-def test_a_model_that_looks_otherwise_is_told_from_one_that_is_known(
+def test_a_model_with_an_unknown_image_mask_is_distinguished_from_a_known_one(
     make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if its tokens saw what is before them alone."""

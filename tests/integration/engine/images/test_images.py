@@ -158,7 +158,7 @@ def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callab
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "qwen3_vl", "gemma3"])
-def test_a_request_resumed_elsewhere_goes_on_as_it_would_have(name: str, make: Make) -> None:
+def test_a_request_resumed_on_another_engine_gives_the_same_tokens(name: str, make: Make) -> None:
     images = [picture(2, 20, 50), picture(3, 64, 33)]
     whole = generate(make(name), [seeing("r", TWO, images)])["r"]
     rest = generate(make(name, async_scheduling=True), [seeing("r", TWO, images, output_token_ids=whole[:5])])["r"]
@@ -166,7 +166,7 @@ def test_a_request_resumed_elsewhere_goes_on_as_it_would_have(name: str, make: M
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
-def test_positions_in_three_axes_are_those_of_who_has_images(
+def test_models_with_three_axis_positions_give_the_tokens_of_transformers(
     name: str, make: Make, folders: Callable[[str], tuple[Path, Any]]
 ) -> None:
     """Text beside images in a batch, drafts behind them, and an image whose blocks another has left."""
@@ -205,7 +205,7 @@ def test_the_same_image_is_computed_once(make: Make) -> None:
     assert counts(engine) == (2, 2)
 
 
-def test_what_was_found_and_what_is_kept_is_counted(make: Make) -> None:
+def test_cache_hits_and_stored_features_of_images_are_counted(make: Make) -> None:
     engine = make(enable_prefix_caching=False)
     assert engine.core.stats().images == ImageStats()
     generate(engine, [seeing("a", ONE, [picture(1)]), seeing("b", TWO, [picture(1), picture(2)])])
@@ -260,7 +260,7 @@ def test_nothing_is_kept_beyond_the_budget(make: Make) -> None:
     assert (reset(engine, MULTIMODAL), reset(engine, ENCODER)) == (0, 0)
 
 
-def test_blocks_are_shared_by_those_who_show_the_same(make: Make) -> None:
+def test_blocks_are_shared_between_requests_with_the_same_images(make: Make) -> None:
     """Before the image by all; with it by those whose image it is."""
     engine = make()
 
@@ -274,7 +274,7 @@ def test_blocks_are_shared_by_those_who_show_the_same(make: Make) -> None:
     assert cached("other", picture(2)) == 16  # two blocks of eight words
 
 
-def test_weights_that_slept_see_as_before(make: Make) -> None:
+def test_image_results_are_unchanged_after_sleep(make: Make) -> None:
     engine = make()
     before = generate(engine, [seeing("a", ONE, [picture(1)])])
     for level in (1, 2):
@@ -290,7 +290,7 @@ def told(engine: Engine, request: EngineCoreRequest) -> str:
     return rows[-1].error.message
 
 
-def test_what_cannot_be_served_is_refused_in_words(make: Make) -> None:
+def test_images_that_cannot_be_served_are_refused_with_a_reason(make: Make) -> None:
     engine = make(max_images=2, max_model_len=64)
     image = png(picture(1))
     assert "at most 2 in a request, got 3" in told(engine, seeing("r", [*TWO, PLACEHOLDER], [image] * 3))
@@ -310,7 +310,9 @@ def test_what_cannot_be_served_is_refused_in_words(make: Make) -> None:
     assert len(generate(engine, [seeing("r", ONE, [image])])["r"]) == NUM_TOKENS
 
 
-def test_an_engine_without_images_says_so(make: Make, folders: Callable[[str], tuple[Path, Any]]) -> None:
+def test_an_engine_without_image_support_refuses_images_with_a_reason(
+    make: Make, folders: Callable[[str], tuple[Path, Any]]
+) -> None:
     engine = make(max_images=0)
     assert "max_images 0" in told(engine, seeing("r", ONE, [picture(1)]))
     text = EngineCoreRequest(request_id="t", prompt_token_ids=WORDS, sampling_params=SamplingParams(max_tokens=3))
@@ -336,7 +338,9 @@ def serves_text(engine: Engine) -> bool:
     return len(generate(engine, [text])["t"]) == 3
 
 
-def test_a_model_whose_images_differ_is_served_with_text_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_wrong_image_results_is_served_with_text_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_vision_model("llava", tmp_path)
     encode = VisionEncoder.encode
     monkeypatch.setattr(VisionEncoder, "encode", lambda tower, image: encode(tower, image).flip(0))
@@ -350,14 +354,14 @@ def test_a_model_whose_images_differ_is_served_with_text_alone(tmp_path: Path, m
     assert "its image processor cannot be loaded" in told(engine, seeing("r", ONE, [picture(1)]))
 
 
-def test_a_processor_that_treats_several_otherwise_has_one_image(make: Make) -> None:
+def test_a_processor_that_changes_several_images_is_limited_to_one(make: Make) -> None:
     engine = make("llava_onevision")
     assert engine.ready.max_images == 1
     assert "at most 1 in a request, got 2" in told(engine, seeing("r", TWO, [picture(1), picture(2)]))
     assert len(generate(engine, [seeing("r", ONE, [picture(1)])])["r"]) == NUM_TOKENS
 
 
-def test_models_that_need_more_than_features_say_what() -> None:
+def test_models_that_need_more_than_image_features_name_the_missing_part() -> None:
     """Those are served with text alone, and requests with images get it as their error."""
     config = transformers.CONFIG_MAPPING["gemma4"]()
     assert not is_vision_type(config)
@@ -366,7 +370,7 @@ def test_models_that_need_more_than_features_say_what() -> None:
     assert image_refusal_of(transformers.LlamaConfig()) == "this model reads no images"
 
 
-def test_a_model_whose_whole_prompt_sees_itself_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_model_with_bidirectional_prompt_attention_is_refused_by_name(tmp_path: Path) -> None:
     config = {"model_type": "paligemma", "architectures": ["PaliGemmaForConditionalGeneration"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     byte_tokenizer("<image>").save_pretrained(tmp_path)

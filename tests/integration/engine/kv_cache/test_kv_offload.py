@@ -93,7 +93,7 @@ def block_files(folder: Path) -> list[Path]:
     ],
     ids=str,
 )
-def test_an_engine_reads_what_the_one_before_has_left(
+def test_an_engine_reads_the_stored_blocks_of_its_predecessor(
     model: str, options: dict[str, Any], model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """In every layout of the cache; sampled, so that a wrong bit would show sooner."""
@@ -115,7 +115,7 @@ def test_an_engine_reads_what_the_one_before_has_left(
     assert follows == answer(engine_of(folder, before, **options), longer, "next")[0]
 
 
-def test_memory_beside_a_cache_that_is_too_small(model_folder: Callable[[str], Path]) -> None:
+def test_host_memory_extends_a_cache_that_is_too_small(model_folder: Callable[[str], Path]) -> None:
     """Every prompt takes the whole cache, and comes back all the same."""
     folder = model_folder("llama")
     with capture_logs() as told:
@@ -174,7 +174,7 @@ def serve_until_written(folder: Path, kept: Path) -> list[int]:
     return tokens
 
 
-def test_a_core_that_was_killed_left_what_the_next_one_reads(
+def test_a_core_reads_the_stored_blocks_of_a_killed_core(
     packed_model: Path, tmp_path: Path, core_process: CoreProcess
 ) -> None:
     """One block of three is damaged: it is told, computed again, and mended."""
@@ -210,7 +210,7 @@ def hashes_of(engine: Engine, prompt: list[int]) -> list[bytes]:
     return made.block_hashes
 
 
-def test_other_weights_dtypes_and_settings_have_blocks_of_their_own(packed_model: Path, tmp_path: Path) -> None:
+def test_other_weights_dtypes_and_settings_have_separate_stored_blocks(packed_model: Path, tmp_path: Path) -> None:
     kept = {"kv_offload_dir": str(tmp_path / "kept")}
     before = engine_of(packed_model, **kept)
     answer(before)
@@ -231,7 +231,7 @@ def test_other_weights_dtypes_and_settings_have_blocks_of_their_own(packed_model
     assert tokens == answer(engine_of(packed_model))[0]
 
 
-def test_engines_at_the_same_time_read_what_the_other_writes(packed_model: Path, tmp_path: Path) -> None:
+def test_concurrent_engines_read_each_others_stored_blocks(packed_model: Path, tmp_path: Path) -> None:
     first, second = (engine_of(packed_model, kv_offload_dir=str(tmp_path)) for _ in range(2))
     expected, _ = answer(first)
     first.close()
@@ -333,7 +333,7 @@ def test_impossible_values_are_refused_by_name(
         engine_of(packed_model, kv_offload_dir=str(tmp_path), **options)
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_the_engine_serves(packed_model: Path, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported_and_the_engine_serves(packed_model: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with capture_logs() as told:
         engine = engine_of(packed_model, kv_offload_dir=str(tmp_path / "file"))
@@ -344,7 +344,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_the_engine_serves(packed_mo
     assert stats(engine).num_dropped_blocks == NUM_BLOCKS
 
 
-def test_the_core_tells_of_it(packed_model: Path, tmp_path: Path, core_process: CoreProcess) -> None:
+def test_the_core_reports_offload_statistics(packed_model: Path, tmp_path: Path, core_process: CoreProcess) -> None:
     assert isinstance(core_process.start(config_json(packed_model, tmp_path / "kept")), Ready)
     core_process.send(request("r", LONG_PROMPT))
     while True:

@@ -80,7 +80,7 @@ def test_same_greedy_tokens_with_and_without(
     assert cramped.scheduler.block_pool.num_free == cramped.scheduler.block_pool.num_blocks
 
 
-def test_what_was_found_is_told(make_core: Callable[..., EngineCore], families: list[list[list[int]]]) -> None:
+def test_prefix_hits_are_reported(make_core: Callable[..., EngineCore], families: list[list[list[int]]]) -> None:
     core = make_core("llama", block_size=BLOCK_SIZE)
     bare, _, _, longest = families[0]
     assert num_cached_tokens(core, request("first", longest)) == 0

@@ -36,7 +36,7 @@ def make(tmp_path: Path) -> Make:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_prompt_gives_in_company_what_transformers_makes_of_it_alone(name: str, tmp_path: Path, make: Make) -> None:
+def test_pooled_results_in_a_batch_equal_those_of_transformers(name: str, tmp_path: Path, make: Make) -> None:
     module = make_model(tmp_path, name)
     engine = make(runner="pooling")
     task = engine.ready.supported_tasks[0]
@@ -75,7 +75,7 @@ def test_a_mean_is_of_all_chunks_also_of_a_prompt_that_lost_its_blocks(tmp_path:
         np.testing.assert_allclose(array_of(ended[name]), theirs, atol=1e-5)
 
 
-def test_the_last_token_needs_no_hidden_state_of_what_is_in_the_cache(tmp_path: Path, make: Make) -> None:
+def test_last_token_pooling_reuses_the_cached_prefix(tmp_path: Path, make: Make) -> None:
     make_model(tmp_path, "qwen3")
     core = make(runner="pooling", block_size=4).core
     first, again = (pool(core, [request("a", PROMPTS[6])])["a"] for _ in range(2))
@@ -83,7 +83,7 @@ def test_the_last_token_needs_no_hidden_state_of_what_is_in_the_cache(tmp_path: 
     np.testing.assert_allclose(array_of(first), array_of(again), atol=1e-5)
 
 
-def test_embeddings_are_cut_and_normalised_as_the_folder_and_the_request_say(tmp_path: Path, make: Make) -> None:
+def test_embeddings_are_cut_and_normalised_by_the_folder_and_the_request(tmp_path: Path, make: Make) -> None:
     make_model(tmp_path, "bert", matryoshka_dimensions=[16, 64])
     as_sentence_transformers(tmp_path, "pooling_mode_cls_token", normalize=False, prompts={"query": "find: "})
     engine = make()
@@ -108,7 +108,7 @@ def test_embeddings_are_cut_and_normalised_as_the_folder_and_the_request_say(tmp
     assert refused.error.message == "dimensions must be one of 16, 64 for this model, got 17"
 
 
-def test_the_second_text_of_a_pair_has_tokens_of_its_own_kind(tmp_path: Path, make: Make) -> None:
+def test_the_second_text_of_a_pair_has_its_own_token_type(tmp_path: Path, make: Make) -> None:
     module = make_model(tmp_path, "bert, three classes")
     core = make().core
     pair, alone = request("pair", PROMPTS[2]), request("alone", PROMPTS[2])
@@ -121,7 +121,7 @@ def test_the_second_text_of_a_pair_has_tokens_of_its_own_kind(tmp_path: Path, ma
     assert not np.allclose(array_of(ended["pair"]), array_of(ended["alone"]), atol=1e-3)
 
 
-def test_a_model_of_one_type_of_tokens_takes_pairs_as_they_are(tmp_path: Path, make: Make) -> None:
+def test_a_model_with_one_token_type_accepts_pairs_unchanged(tmp_path: Path, make: Make) -> None:
     """Rerankers of XLM-RoBERTa's kind; whatever the tokenizer in the folder says of the second text."""
     module = make_model(tmp_path, "xlm-roberta, one class")
     pair = request("pair", PROMPTS[2])
@@ -132,7 +132,7 @@ def test_a_model_of_one_type_of_tokens_takes_pairs_as_they_are(tmp_path: Path, m
     np.testing.assert_allclose(array_of(ended["pair"]), theirs.numpy(), atol=1e-5)
 
 
-def test_what_a_model_that_pools_does_not_do_is_refused(tmp_path: Path, make: Make) -> None:
+def test_unsupported_tasks_and_options_of_a_pooling_model_are_refused(tmp_path: Path, make: Make) -> None:
     make_model(tmp_path, "roberta")
     engine = make()
     # Two of its 64 positions are before the first token.
@@ -149,7 +149,7 @@ def test_what_a_model_that_pools_does_not_do_is_refused(tmp_path: Path, make: Ma
 
 @pytest.mark.parametrize("name", ["roberta", "modernbert"])
 @pytest.mark.parametrize("options", [{"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str)
-def test_an_encoder_in_other_numbers_is_what_single_operations_make_of_them(
+def test_a_compiled_encoder_in_low_precision_matches_single_operations(
     name: str, options: dict[str, Any], tmp_path: Path, make: Make
 ) -> None:
     make_model(tmp_path, name)
@@ -179,14 +179,14 @@ def test_any_number_of_threads_embeds_the_same(name: str, tmp_path: Path, make: 
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_what_attends_in_an_encoder_can_be_chosen(backend: str, tmp_path: Path, make: Make) -> None:
+def test_the_attention_backend_of_an_encoder_is_selectable(backend: str, tmp_path: Path, make: Make) -> None:
     make_model(tmp_path, "bert")
     assert (
         make(attention_backend=backend).ready.attention_backend == {"native": "native", "reference": "torch"}[backend]
     )
 
 
-def test_an_encoder_that_cannot_attend_as_asked_is_refused(tmp_path: Path, make: Make) -> None:
+def test_an_unavailable_attention_backend_of_an_encoder_is_refused(tmp_path: Path, make: Make) -> None:
     make_model(tmp_path, "albert, layers that share weights")
     with pytest.raises(ConfigurationError, match="attention_backend is 'native', but the attention of AlbertModel"):
         make(attention_backend="native")

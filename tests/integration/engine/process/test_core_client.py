@@ -88,7 +88,7 @@ def faulty_model(demo_model: Path, tmp_path: Path) -> Path:
     return write_model_with_code(tmp_path / "faulty", demo_model, "FaultyLlamaForCausalLM", FAULTY_MODEL)
 
 
-async def test_its_progress_is_seen_while_it_runs(core: Core, gate: Gate, gated_model: Path) -> None:
+async def test_progress_of_a_core_is_readable_while_it_runs(core: Core, gate: Gate, gated_model: Path) -> None:
     client = core.client
     assert client.progress.read().phase is Phase.STARTING
     await core.start(gated_model, trust_remote_code=True)
@@ -136,7 +136,7 @@ async def test_a_core_that_was_stopped_stalls_and_is_not_to_blame(
     assert (death.last_step > 0) == is_busy
 
 
-async def test_a_core_that_hangs_says_where(core: Core, gate: Gate, gated_model: Path) -> None:
+async def test_a_hanging_core_reports_its_position(core: Core, gate: Gate, gated_model: Path) -> None:
     await core.start(gated_model, trust_remote_code=True)
     core.client.add_request(request("a", [10, 5]))
     await asyncio.to_thread(gate.await_arrival)

@@ -89,7 +89,7 @@ def test_a_core_ends_with_its_worker(core_process: CoreProcess, model_folder: Ca
     assert core_process.process.returncode == 0
 
 
-def test_a_core_whose_start_is_given_up_ends_and_says_nothing(core_process: CoreProcess) -> None:
+def test_a_core_with_an_abandoned_start_ends_without_output(core_process: CoreProcess) -> None:
     assert isinstance(core_process.receive(), Hello)
     assert core_process.close() == ""
     assert core_process.process.returncode == 0

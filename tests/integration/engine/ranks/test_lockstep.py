@@ -126,7 +126,7 @@ def test_ranks_listen_at_their_address_alone(start: Callable[..., RankGroup]) ->
         assert {address.rpartition(":")[0] for address in addresses} == {"127.0.0.1"}
 
 
-def test_all_ranks_leave_when_one_is_told_to(start: Callable[..., RankGroup], prompts: list[list[int]]) -> None:
+def test_all_ranks_leave_when_one_is_stopped(start: Callable[..., RankGroup], prompts: list[list[int]]) -> None:
     group = start("mixtral", 2)
     group.await_ready()
     for rank in group.ranks:
@@ -143,7 +143,7 @@ def test_all_ranks_leave_when_one_is_told_to(start: Callable[..., RankGroup], pr
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_others_end_with_a_rank_that_is_gone(
+def test_the_other_ranks_end_when_one_has_exited(
     number: signal.Signals, start: Callable[..., RankGroup], prompts: list[list[int]]
 ) -> None:
     group = start("qwen3_moe", 3, timeout_s=15.0)
@@ -163,7 +163,7 @@ def test_the_others_end_with_a_rank_that_is_gone(
         assert "GroupBrokenError" in rank.last_words
 
 
-def test_a_dense_model_is_refused_with_what_to_do(start: Callable[..., RankGroup]) -> None:
+def test_a_dense_model_is_refused_with_the_remedy(start: Callable[..., RankGroup]) -> None:
     group = start("llama", 2)
     for rank in group.ranks:
         rank.until(lambda rank=rank: rank.started is not None, "not started")

@@ -281,7 +281,7 @@ def test_the_end_of_a_rank_is_the_end_of_an_idle_core(core_process: CoreProcess,
     assert core_process.process.returncode == 1
 
 
-def test_a_forward_that_fails_on_rank_0_ends_the_engine_whoever_asked_for_it(
+def test_a_failed_forward_on_rank_0_ends_the_engine_for_any_caller(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other ranks wait in a collective: computing on would add what they have to another step's."""
@@ -369,7 +369,7 @@ def test_ranks_end_with_a_core_that_is_killed(core_process: CoreProcess, demo_mo
     await_end(rank)
 
 
-def test_what_no_rank_can_do_is_refused_in_its_own_words(core_process: CoreProcess, demo_model: Path) -> None:
+def test_an_option_no_rank_supports_is_refused_without_a_traceback(core_process: CoreProcess, demo_model: Path) -> None:
     failed = start(core_process, demo_model, tensor_parallel_size=5)
     assert isinstance(failed, StartupFailed)
     assert failed.code == "configuration_error"

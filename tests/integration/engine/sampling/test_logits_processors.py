@@ -140,7 +140,7 @@ def test_one_that_fails_is_its_own_requests_error(
         ({"logits_processors": {}, "a": 1}, "unsupported_parameter", "extra_args=.* is not supported"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused_by_name(
+def test_invalid_arguments_of_logits_processors_are_refused_by_name(
     make_core: Callable[..., EngineCore], wanted: dict[str, Any], code: str, said: str
 ) -> None:
     core = make_core("llama", logits_processors=PROCESSORS)
@@ -163,6 +163,6 @@ def test_what_cannot_be_chosen_is_refused_by_name(
         ("ban", "'ban' is no entry point of the group penstock.logits_processors, of which none is installed"),
     ],
 )
-def test_an_operators_mistake_is_said_before_the_model_is_loaded(name: str, said: str, tmp_path: Path) -> None:
+def test_wrong_logits_processors_are_reported_before_the_model_is_loaded(name: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=said):
         build_engine(EngineConfig(model="m", logits_processors=(name,)), tmp_path / "no model")

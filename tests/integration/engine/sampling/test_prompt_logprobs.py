@@ -81,7 +81,7 @@ def test_they_are_those_of_transformers(
                 assert token.rank == 1 + int((margin > 0).sum())
 
 
-def test_the_tokens_are_what_they_are_without(
+def test_prompt_logprobs_do_not_change_the_tokens(
     make_core: Callable[..., EngineCore], prompts: list[list[int]], few_rows: None
 ) -> None:
     core = make_core("llama")
@@ -90,7 +90,9 @@ def test_the_tokens_are_what_they_are_without(
     assert tokens == plain
 
 
-def test_a_resumed_request_is_not_told_again(make_core: Callable[..., EngineCore], prompts: list[list[int]]) -> None:
+def test_a_resumed_request_does_not_return_prompt_logprobs_again(
+    make_core: Callable[..., EngineCore], prompts: list[list[int]]
+) -> None:
     core = make_core("llama")
     _, tokens = run(core, requests_of(prompts))
     told, rest = run(core, requests_of(prompts, {key: output[:2] for key, output in tokens.items()}))

@@ -64,7 +64,7 @@ def assert_as_asked(wholes: dict[str, EngineCoreOutput]) -> None:
     assert len(tokens[5]) < NUM_TOKENS
 
 
-def test_rules_hold_and_every_resumed_request_goes_on_as_it_would_have(
+def test_token_rules_hold_and_resumed_requests_give_the_same_tokens(
     make_core: Callable[..., EngineCore], prompts: list[list[int]]
 ) -> None:
     roomy = make_core("llama", deterministic=True)

@@ -29,7 +29,7 @@ def test_tokens_are_those_of_the_plain_step(options: dict[str, Any]) -> None:
     assert_equal(found, expected)
 
 
-def test_calls_and_aborts_come_between_batches(core_process: CoreProcess, gate: Gate, gated_model: Path) -> None:
+def test_calls_and_aborts_run_between_batches(core_process: CoreProcess, gate: Gate, gated_model: Path) -> None:
     """A call finds nothing in flight, and an engine that is emptied by an abort can sleep at once."""
     gated = config(model=str(gated_model), trust_remote_code=True, async_scheduling=True)
     assert isinstance(core_process.start(gated.encode()), Ready)

@@ -86,6 +86,6 @@ def test_a_request_without_a_key_ends_alone(make_core: Callable[..., EngineCore]
         ("my_orders:Gone", "cannot be imported: AttributeError"),
     ],
 )
-def test_what_is_no_policy_is_said_at_the_start(name: str, said: str) -> None:
+def test_an_invalid_scheduling_policy_is_reported_at_the_start(name: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--scheduling-policy {name} {said}"):
         load_ordering(name)

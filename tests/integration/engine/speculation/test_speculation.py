@@ -48,7 +48,7 @@ def assert_both(core: EngineCore) -> None:
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
-def test_all_is_as_without_guesses() -> None:
+def test_speculation_changes_no_output() -> None:
     """With penalties, grammars, rules, log probabilities, minima, and too little KV cache for all."""
     plain = core_of(config(), DEMO_MODEL)
     expected = run(plain, requests())
@@ -63,7 +63,7 @@ def test_all_is_as_without_guesses() -> None:
         assert stats.step_counter < plain.scheduler.stats().step_counter
 
 
-def test_an_engine_that_guesses_goes_on_where_another_was_cut_off() -> None:
+def test_a_speculating_engine_resumes_the_request_of_another() -> None:
     roomy = {"kv_cache_memory": 64 << 20}
     asked = requests()
     expected = run(core_of(config(**roomy), DEMO_MODEL), asked)
@@ -79,7 +79,7 @@ def test_an_engine_that_guesses_goes_on_where_another_was_cut_off() -> None:
     assert_both(core)
 
 
-def test_in_deterministic_mode_every_bit_is_as_without_guesses() -> None:
+def test_in_deterministic_mode_speculation_changes_no_bit() -> None:
     expected = run(core_of(config(deterministic=True), DEMO_MODEL), requests())
     oracle = Oracle(whole_outputs(requests(), expected), 0.8, DEMO_VOCAB_SIZE)
     core = core_of(config(deterministic=True), DEMO_MODEL, oracle)
@@ -112,7 +112,7 @@ def test_models_of_other_kinds(model: str, options: dict[str, Any], model_folder
     assert_both(core)
 
 
-def test_an_engine_that_is_told_to_guess_measures_its_free_rows() -> None:
+def test_an_engine_with_speculation_measures_its_free_rows() -> None:
     engine = build_engine(config(speculative="ngram:4", deterministic=True), DEMO_MODEL)
     assert isinstance(engine.core.scheduler._drafting, Speculation)
     assert engine.ready.speculative == "ngram:4"
@@ -120,7 +120,7 @@ def test_an_engine_that_is_told_to_guess_measures_its_free_rows() -> None:
     assert engine.core.scheduler._drafting.num_free_rows == engine.ready.num_free_rows
 
 
-def test_a_workload_file_holds_outputs_to_grammars_and_tells_guesses() -> None:
+def test_a_workload_file_applies_grammars_and_reports_draft_tokens() -> None:
     core = core_of(config(speculative="ngram:4"), DEMO_MODEL)
     core.scheduler._drafting = Speculation(4, NUM_FREE_ROWS)
     given = {"temperature": 0.0, "max_tokens": 12, "structured_outputs": {"regex": "( seven eight){6}"}}
@@ -131,7 +131,7 @@ def test_a_workload_file_holds_outputs_to_grammars_and_tells_guesses() -> None:
     assert (again.num_draft_tokens, again.num_accepted_tokens) == (0, 0)
 
 
-def test_phases_without_guesses_and_those_that_start_afresh() -> None:
+def test_phases_can_disable_drafts_and_clear_the_cache() -> None:
     """What compares the two: the engine is the same one, and neither has the other's prompt."""
     params = {"temperature": 5.0, "seed": 3, "max_tokens": 12, "ignore_eos": True}
     work = [OfflineRequest([1, *range(first, first + 40)], params) for first in range(40, 120, 20)]

@@ -16,7 +16,7 @@ from penstock.worker.models.lean.reading.decoder import read_decoder
 LARGE = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True, "initializer_range": 0.2}
 
 
-def test_the_large_model_says_what_the_small_one_says() -> None:
+def test_the_enlarged_model_has_the_logits_of_the_small_one() -> None:
     torch.manual_seed(3)
     small = LlamaForCausalLM(
         LlamaConfig(
@@ -49,7 +49,7 @@ def test_the_large_model_says_what_the_small_one_says() -> None:
     assert all(layer.self_attn.q_proj.weight.count_nonzero() > 1000 for layer in layers)
 
 
-def test_every_answer_can_be_learnt_and_asked_for() -> None:
+def test_every_answer_is_a_training_label_and_a_benchmark_item() -> None:
     exercises = all_exercises()
     tokenizer = train_tokenizer(exercises)
     token_ids, labels = batch_of(tokenizer, exercises)

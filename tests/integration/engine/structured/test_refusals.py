@@ -34,7 +34,7 @@ BAD_GRAMMARS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_grammar_that_is_none_is_refused_with_the_reason(core: EngineCore) -> None:
+def test_an_invalid_grammar_is_refused_with_the_reason(core: EngineCore) -> None:
     requests = [ask(str(i), grammar) for i, (grammar, _) in enumerate(BAD_GRAMMARS)]
     wholes = run(core, [*requests, ask("good", {"choice": ["yes"]})])
     assert wholes["good"].error is None
@@ -61,7 +61,7 @@ def test_a_compiled_grammar_is_compiled_once(core: EngineCore, monkeypatch: pyte
     assert output.finish_reason is FinishReason.STOP
 
 
-def test_a_model_without_bytes_is_told_by_name(make_core: Callable[..., EngineCore]) -> None:
+def test_structured_output_is_refused_for_a_model_without_token_bytes(make_core: Callable[..., EngineCore]) -> None:
     wholes = run(make_core("llama"), [ask("words", {"regex": "a"}), ask("plain", None, max_tokens=3)])
     error = wholes["words"].error
     assert error is not None

@@ -43,7 +43,7 @@ def every_kind() -> dict[str, dict[str, Any]]:
     }
 
 
-def test_json_is_what_the_schema_says(core: EngineCore, text_of: Callable[[EngineCoreOutput], str]) -> None:
+def test_json_output_matches_the_schema(core: EngineCore, text_of: Callable[[EngineCoreOutput], str]) -> None:
     requests = [
         ask(f"{name}/{i}", {"json": schema, "disable_any_whitespace": True})
         for name, schema in SCHEMAS.items()
@@ -173,7 +173,7 @@ def test_neighbours_without_a_grammar_get_the_tokens_they_would_have_had(make: C
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("deterministic", [False, True], ids=["ordinary", "deterministic"])
-def test_a_resumed_request_goes_on_in_its_grammar(
+def test_a_resumed_request_continues_in_its_grammar(
     make: Callable[..., EngineCore], backend: str, deterministic: bool
 ) -> None:
     """After every token but a few, on an engine that preempts too."""
@@ -210,7 +210,7 @@ def test_numbers_have_a_limited_length(core: EngineCore, text_of: Callable[[Engi
     assert (text_of(outputs["old"]), outputs["old"].finish_reason) == ("7" * 50, FinishReason.LENGTH)
 
 
-def test_what_was_all_delivered_ends_at_once(core: EngineCore) -> None:
+def test_a_fully_delivered_request_ends_immediately(core: EngineCore) -> None:
     (whole,) = run(core, [ask("all", {"choice": ["no"]}, ignore_eos=True)]).values()
     (output,) = run(core, [ask("all", {"choice": ["no"]}, whole.new_token_ids, ignore_eos=True)]).values()
     assert (output.new_token_ids, output.finish_reason) == ([], FinishReason.STOP)

@@ -183,7 +183,7 @@ def test_a_tensor_that_nothing_explains_is_refused(folder: Path, extra: str) -> 
     assert f"1 tensor of its files has no place in it: {extra}" in told(folder)
 
 
-def test_what_is_known_to_be_left_over_is_passed_over(folder: Path) -> None:
+def test_known_unused_tensors_are_ignored(folder: Path) -> None:
     """Buffers that old files held, and layers that guess tokens ahead."""
     extra = (
         "model.layers.0.self_attn.rotary_emb.inv_freq",
@@ -220,7 +220,7 @@ def test_a_model_saved_without_a_head_is_served_if_the_head_is_tied(
     assert "the files have layers 3 as well" in told(folder)
 
 
-def test_the_text_model_of_one_that_sees_is_served(
+def test_the_text_model_of_a_vision_model_is_served(
     make_folder: Callable[[transformers.PreTrainedModel], Path],
 ) -> None:
     """The image tower is not loaded, and nobody misses it."""
@@ -257,7 +257,7 @@ def test_a_model_that_float16_is_too_narrow_for(folder: Path) -> None:
     assert "float16 may be too narrow for it: use dtype bfloat16" in told(folder, dtype="float16")
 
 
-def test_what_is_loaded_again_has_to_be_whole_as_well(make_engine: MakeEngine, packed_model: Path) -> None:
+def test_reloaded_checkpoints_must_be_complete_too(make_engine: MakeEngine, packed_model: Path) -> None:
     engine = make_engine()
     before = tokens(engine)
     whole = (packed_model / "model.safetensors").read_bytes()

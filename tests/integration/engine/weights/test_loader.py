@@ -45,7 +45,7 @@ def test_a_missing_file_is_named(folder: Path, missing: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere", "~/nowhere", "a/b/c", "models/"])
-def test_a_path_that_does_not_exist_is_not_looked_for_on_the_hub(model: str) -> None:
+def test_a_missing_path_is_not_searched_on_the_hub(model: str) -> None:
     with pytest.raises(ModelLoadError, match="does not exist"):
         resolve_model_folder(model)
 
@@ -127,7 +127,7 @@ def test_a_field_that_transformers_cannot_take_is_named(folder: Path, fields: di
         load(folder)
 
 
-def test_a_model_with_code_of_its_own_says_what_to_do(folder: Path) -> None:
+def test_a_model_with_custom_code_is_refused_with_the_remedy(folder: Path) -> None:
     """Nothing of it runs before somebody says that it may."""
     code = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
     edit_config(folder, model_type="own_model", architectures=["OwnForCausalLM"], auto_map=code)
@@ -148,7 +148,7 @@ def test_a_slow_tokenizer_is_converted(folder: Path, tmp_path: Path, monkeypatch
     assert (converted / "tokenizer.json").is_file()
 
 
-def test_mask_rules_are_told_apart() -> None:
+def test_mask_rules_are_classified() -> None:
     cpu = torch.device("cpu")
     assert _classify(lambda b, h, q, k: k <= q, 100, cpu) == (None, False)
     assert _classify(lambda b, h, q, k: (k <= q) & (k > q - 7), 100, cpu) == (7, False)

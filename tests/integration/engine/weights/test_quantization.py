@@ -67,7 +67,7 @@ def test_without_a_compiler_it_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         native.load()
 
 
-def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:
+def test_impossible_options_are_refused_before_loading() -> None:
     wrongs: tuple[dict[str, Any], ...] = ({"quantization": "int3"}, {"quantization": "int8", "native_kernels": False})
     for wrong in wrongs:
         with pytest.raises(ConfigurationError, match="quantization"):

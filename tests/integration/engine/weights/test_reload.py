@@ -57,7 +57,7 @@ def reload(engine: Engine, folder: Path, **fields: Any) -> WeightsReloaded:
     ],
     ids=str,
 )
-def test_an_engine_computes_what_one_does_that_began_with_them(
+def test_reloaded_weights_give_the_tokens_of_a_fresh_engine(
     make_engine: MakeEngine, packed_model: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """And again with the first ones: nothing is left of others, in caches, scales or layouts."""
@@ -167,7 +167,7 @@ def halved(folder: Path) -> None:
         (shutil.rmtree, "does not exist"),
     ],
 )
-def test_what_is_not_the_same_model_is_refused_and_the_old_weights_serve_on(
+def test_weights_of_another_model_are_refused_and_the_old_ones_keep_serving(
     make_engine: MakeEngine, packed_model: Path, tmp_path: Path, spoil: Callable[[Path], None], told: str
 ) -> None:
     other = changed_copy(packed_model, tmp_path / "other")

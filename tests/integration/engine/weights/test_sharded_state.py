@@ -78,7 +78,7 @@ def test_saved_weights_can_be_served(
 
 
 @pytest.mark.parametrize("variant", ["llama, tied embeddings and as many key heads", "qwen3 moe, with a dense layer"])
-def test_what_is_saved_is_in_memory(make_engine: MakeEngine, variant: str, tmp_path: Path) -> None:
+def test_the_saved_state_is_read_from_memory(make_engine: MakeEngine, variant: str, tmp_path: Path) -> None:
     """The files are gone, and other numbers are in memory by now: those are what is saved, by the files' names."""
     model = make_model(variant, torch.float32, eos_token_id=2)
     folder = tmp_path / "model"
@@ -96,7 +96,7 @@ def test_what_is_saved_is_in_memory(make_engine: MakeEngine, variant: str, tmp_p
     assert tokens(make_engine(tmp_path / "saved")) == tokens(engine)
 
 
-def test_what_is_saved_of_weights_that_were_changed_gives_the_same_tokens(
+def test_saved_state_of_transformed_weights_gives_the_same_tokens(
     make_engine: MakeEngine, packed_model: Path, tmp_path: Path
 ) -> None:
     """With ``load_format`` "sharded_state", too."""

@@ -238,14 +238,14 @@ def test_all_ranks_decide_as_rank_0_does(pair: Pair) -> None:
     assert pair.do("choose", variant="qwen2 moe", is_miscut=False) == [{"mode": "lean"}] * 2
 
 
-def test_a_wrong_cut_is_found_on_all_ranks(pair: Pair) -> None:
+def test_a_wrong_split_is_detected_on_all_ranks(pair: Pair) -> None:
     """It agrees with itself: only the whole model tells."""
     for answer in pair.do("choose", variant="qwen2 moe", is_miscut=True):
         assert "it gives other results when requests are batched" in answer["refusal"]
 
 
 @pytest.mark.parametrize("layout", [TENSOR, STAGES], ids=["tensor", "stages"])
-def test_weights_come_back_to_each_rank(
+def test_weights_return_to_each_rank_after_sleep(
     layout: list[Any], pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]]
 ) -> None:
     assert [answer["same"] for answer in pair.do("sleep", folder=str(found("llama")[0]), layout=layout)] == [True] * 2
@@ -277,7 +277,7 @@ def test_parts_take_the_options_of_whole_models(
         ("llama", {"hidden_act": "gelu"}, TENSOR, True, False),  # torch's, element by element
     ],
 )
-def test_parts_that_compute_each_token_by_itself_keep_its_bits(
+def test_parts_that_compute_tokens_independently_keep_their_bits(
     model_type: str,
     fields: dict[str, Any],
     layout: list[Any],
@@ -308,7 +308,7 @@ SAVED: dict[str, tuple[str, dict[str, Any], list[Any], str]] = {
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_what_ranks_write_of_their_parts_is_the_whole_again(
+def test_files_written_by_ranks_form_the_whole_model(
     name: str, pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]], tmp_path: Path
 ) -> None:
     """To the bit, by the names of the files."""
@@ -323,9 +323,7 @@ def test_what_ranks_write_of_their_parts_is_the_whole_again(
 
 
 @pytest.mark.parametrize(("name", "mode"), [("llava", "lean"), ("qwen3_vl", "packed")])
-def test_what_ranks_write_of_a_model_that_reads_images_is_the_whole_again(
-    name: str, mode: str, pair: Pair, tmp_path: Path
-) -> None:
+def test_files_written_by_ranks_form_the_whole_vision_model(name: str, mode: str, pair: Pair, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     write_vision_model(name, folder)
@@ -441,7 +439,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any], str]] 
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_ranks_cannot_share_is_refused_by_name(name: str, pair: Pair, tmp_path: Path) -> None:
+def test_models_that_ranks_cannot_split_are_refused_by_name(name: str, pair: Pair, tmp_path: Path) -> None:
     model_type, fields, layout, options, sentence = REFUSALS[name]
     config = small_config(model_type)
     config.update(fields)
@@ -467,7 +465,7 @@ def test_what_ranks_cannot_share_is_refused_by_name(name: str, pair: Pair, tmp_p
     ],
     ids=["three axes in stages", "experts"],
 )
-def test_what_ranks_cannot_share_of_models_that_read_images_is_refused_by_name(
+def test_vision_models_that_ranks_cannot_split_are_refused_by_name(
     name: str, layout: list[Any], sentence: str, pair: Pair, tmp_path: Path
 ) -> None:
     write_vision_model(name, tmp_path)
@@ -494,9 +492,7 @@ def test_states_are_refused_on_all_ranks(pair: Pair, tmp_path: Path) -> None:
         assert "use tensor_parallel_size 1" in answer["refusal"]
 
 
-def test_a_plan_by_which_a_model_does_not_compute_is_told_as_such(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_parallel_plan_that_fails_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(reading, "planned_options", lambda *_: {})
     monkeypatch.setattr(reading, "read_module", lambda *_: Broken())
     groups: Any = SimpleNamespace(layout=ParallelLayout(2))
@@ -510,7 +506,7 @@ class Broken(torch.nn.Module):
     """Nothing can be computed with it."""
 
 
-def test_heads_that_differ_by_layer_are_told_as_such() -> None:
+def test_head_counts_that_differ_by_layer_are_named_as_the_cause() -> None:
     class ByLayer:
         model_type = "by_layer"
         base_model_tp_plan: ClassVar = {"layers.*.self_attn.q_proj": "colwise"}

@@ -64,12 +64,12 @@ def test_all_do_without_where_one_has_no_kernels(tmp_path: Path) -> None:
         ("stopped", "a rank of 3 has not come for 0.5 s"),
     ],
 )
-def test_who_waits_for_one_that_does_not_come_is_told(role: str, words: str, tmp_path: Path) -> None:
+def test_ranks_report_a_timeout_for_a_missing_rank(role: str, words: str, tmp_path: Path) -> None:
     with Ranks(3, role, tmp_path / "meeting") as ranks:
         told = [rank.stdout.readline().strip() for rank in ranks[:2] if rank.stdout is not None]
         assert told == [words, words]
 
 
-def test_one_that_has_come_may_end(tmp_path: Path) -> None:
+def test_a_rank_may_exit_after_the_meeting(tmp_path: Path) -> None:
     with Ranks(3, "left", tmp_path / "meeting") as ranks:
         assert [rank.wait() for rank in ranks] == [0, 0, -signal.SIGKILL]
