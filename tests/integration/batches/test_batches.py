@@ -123,7 +123,7 @@ async def test_a_runner_with_a_lost_lease_stops_writing(
 
 
 async def test_a_late_renewal_does_not_change_final_counts(store: BatchStore) -> None:
-    """It was made before the end, and comes after it."""
+    """The renewal was created before the end and arrives after it."""
     batch = await make_batch(store, row(0), row(1))
     async with await store.claim(batch.id) as lease:
         await lease.write(BatchStatus.IN_PROGRESS, {"total": 2})
@@ -137,7 +137,7 @@ async def test_a_late_renewal_does_not_change_final_counts(store: BatchStore) ->
 async def test_the_next_runner_attaches_and_asks_for_no_row_twice(
     store: BatchStore, client: Client, engine: Engine
 ) -> None:
-    """One is cut off with a row done, one under way and one not begun; its input file is deleted meanwhile."""
+    """The first runner leaves one row done, one in flight and one not submitted; the input file is deleted then."""
     batch = await make_batch(store, row(0), row(1), row(2))
     assert (await run_batch(client, store, batch.id, slice_s=0)).status == "in_progress"
     first = asyncio.create_task(run_batch(client, store, batch.id, window=1))

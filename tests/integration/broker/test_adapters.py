@@ -55,7 +55,7 @@ async def test_requests_for_engines_with_the_adapter_do_not_block_others(
 
 
 async def test_any_engine_claims_the_request_after_the_delay(broker: Broker, commands: CommandConnection) -> None:
-    """Nobody wakes this engine: it was told when to look again."""
+    """No wake reaches this engine: it retries after the delay that its claim returned."""
     for engine in ("e0", "e1"):
         await look(broker, engine)
     await load(broker, commands, "e1", CATS)
@@ -103,7 +103,7 @@ async def test_adapter_reports_of_an_engine_expire(broker: Broker, commands: Com
 
 @pytest.mark.usefixtures("patient_engines")
 async def test_an_engine_with_the_adapter_claims_beyond_its_share(broker: Broker, commands: CommandConnection) -> None:
-    """Else both would leave it to the other."""
+    """Otherwise each engine would leave the request to the other."""
     await look(broker, "e0")
     await load(broker, commands, "e1", CATS)
     await enqueue(broker, "first", adapter=CATS)

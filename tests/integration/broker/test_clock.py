@@ -349,7 +349,7 @@ async def test_time_before_a_claim_does_not_count_as_work(clock: MovedClock, bro
 
 
 async def test_a_running_request_counts_until_now(clock: MovedClock, broker: Broker, queue: Queue) -> None:
-    """Requests take longer than those that have ended so far, as one that still runs shows."""
+    """Requests take longer than the ended ones, as a running one shows."""
     await enqueue(broker, "a", "b")
     await take(broker, "e0", 2)
     clock.move(10)
@@ -376,7 +376,7 @@ async def test_time_without_an_engine_does_not_count_as_work(clock: MovedClock, 
 
 
 async def test_time_without_input_does_not_count_as_work(clock: MovedClock, broker: Broker, queue: Queue) -> None:
-    """All segments of a request count, and no time between them."""
+    """All segments of a request count, and the time between them does not."""
     await open_request(broker)
     (first,) = await take(broker, "e0", 1)
     clock.move(20)

@@ -145,7 +145,7 @@ async def test_of_a_deadline_and_a_timeout_the_earlier_holds(broker: Broker, que
 
 
 async def test_however_many_expire_at_once_none_of_them_runs(broker: Broker, commands) -> None:
-    """A claim looks at a hundred deadlines at most, and these are of requests that run past theirs."""
+    """A claim checks a hundred deadlines at most, and the first hundred belong to running requests."""
     entries = [
         Entry(request_id=f"r{i}", payload=b"p", result_ttl_ms=TTL_MS, timeout_ms=600_000, tenant=f"t{i % 3}")
         for i in range(400)
@@ -182,7 +182,7 @@ async def test_a_request_that_ends_in_time_leaves_no_deadline(broker: Broker, co
 
 
 async def test_a_claim_that_checked_only_a_part_asks_for_another_claim(broker: Broker) -> None:
-    """It looks at so many that are past their deadline and no more; another one is to follow at once."""
+    """The claim checks a limited number of expired requests, so another one must follow immediately."""
     entries = [Entry(request_id=f"late{n}", payload=b"p", result_ttl_ms=1000, deadline_ms=1) for n in range(320)]
     await broker.enqueue_many([*entries, Entry(request_id="a", payload=b"p", result_ttl_ms=1000)])
     first, second = [await broker.claim("e0", EngineCapacity(max_num_seqs=1)) for _ in range(2)]
@@ -191,7 +191,7 @@ async def test_a_claim_that_checked_only_a_part_asks_for_another_claim(broker: B
 
 
 async def test_the_owner_of_an_expired_request_is_notified(broker: Broker, commands: CommandConnection) -> None:
-    """Also if it ends the request for the same reason: its last tokens were not written."""
+    """Applies also if the owner ends the request as expired, because its last tokens were not written."""
     await enqueue(broker, "a", timeout_ms=600_000)
     (claim,) = await take(broker, "e0", 1)
     await commands.execute("ZADD", broker.keys.prefix + "deadlines", 0, "a")

@@ -73,7 +73,7 @@ async def test_a_lease_that_is_renewed_is_not_reaped(broker: Broker) -> None:
 
 
 async def test_time_without_reaper_checks_does_not_expire_leases(broker: Broker, commands) -> None:
-    """As after a restart of Redis, or while it was stopped: leases ran out although their engines live."""
+    """Leases expire during a restart or suspension of Redis although their engines live."""
     long_ms = 600_000
     await broker.reap(CAUSE, max_deliveries=3, lease_ttl_ms=0)
     await enqueue(broker, "a")
@@ -273,7 +273,7 @@ async def test_the_cause_is_kept_whatever_its_size(broker: Broker, commands, tra
 
 
 async def test_deaths_while_sharing_an_engine_park_no_request(broker: Broker) -> None:
-    """Three deaths, but never one that is surely its own."""
+    """Three deaths occur, but none is certainly caused by this request."""
     for death in range(4):
         other = f"other{death}"
         await enqueue(broker, other, *(["a"] if death == 0 else []))
@@ -285,7 +285,7 @@ async def test_deaths_while_sharing_an_engine_park_no_request(broker: Broker) ->
 
 
 async def test_a_claim_that_another_engine_has_is_left_alone(broker: Broker, commands: CommandConnection) -> None:
-    """A foreign writer has put the old claim back among those of the first engine."""
+    """A foreign writer has restored the old claim in the set of the first engine."""
     await enqueue(broker, "a")
     (old,) = await take(broker, "e0", 1)
     assert await broker.release([("a", old.epoch)]) == 1

@@ -245,7 +245,7 @@ async def test_chunks_count_in_lane_and_reckoning_and_the_engine_corrects_them(b
 
 
 async def test_a_tenant_is_charged_at_the_end_of_each_segment(broker: Broker, queue: Queue, commands) -> None:
-    """By its quota of tokens, which shows what was charged: 100 tokens of prompt and one of output a segment."""
+    """The token quota shows the charge: 100 prompt tokens and one output token per segment."""
     policy = TenantPolicy(tokens_per_minute=1000)
     await queue.configure_tenant("acme", policy)
     await open_request(broker, tenant="acme", num_prompt_tokens=10, max_tokens=5)
@@ -261,7 +261,7 @@ async def test_a_tenant_is_charged_at_the_end_of_each_segment(broker: Broker, qu
 
 
 async def test_each_segment_moves_the_tenants_turn(broker: Broker, queue: Queue) -> None:
-    """A tenant whose segments took more than was expected stands behind one that got what it asked for."""
+    """A tenant with segments above the estimate is served after one that used its estimate."""
     await open_request(broker, tenant="acme", num_prompt_tokens=10, max_tokens=5)
     await enqueue(broker, "theirs", tenant="other", num_prompt_tokens=40, max_tokens=5)
     claims = {claim.request_id: claim for claim in await take(broker, "e0", 2)}
@@ -273,7 +273,7 @@ async def test_each_segment_moves_the_tenants_turn(broker: Broker, queue: Queue)
 
 
 async def test_time_without_input_is_no_slow_service(broker: Broker, commands) -> None:
-    """The server's clock cannot be moved, so what it has noted is."""
+    """The server's clock cannot be moved, so the test moves the recorded times."""
     await open_request(broker)
     (claim,) = await take(broker, "e0", 1)
     await broker.end_segments([segment(claim, 0, 0, 7)])

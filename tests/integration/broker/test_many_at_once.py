@@ -156,7 +156,7 @@ async def test_an_id_that_a_call_has_twice_is_enqueued_once(broker: Broker) -> N
 
 
 async def test_a_claim_reads_past_entries_that_cannot_run(commands: CommandConnection, broker: Broker) -> None:
-    """Strange entries and what has expired stand between the others, also behind what was read ahead."""
+    """Foreign and expired entries are between the others, also after the part that was read ahead."""
     await enqueue(broker, *(f"a{number}" for number in range(7)))
     lane = broker.keys.lane("standard", "default")
     await commands.execute("XADD", lane, "*", "id", "nobody", "request", "x")

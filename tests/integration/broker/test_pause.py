@@ -119,7 +119,7 @@ async def redis_of(folder: Path) -> AsyncIterator[CommandConnection]:
 
 
 async def test_all_of_a_queue_outlives_a_restart_of_redis(tmp_path: Path, namespace: str) -> None:
-    """Lanes, turns, counts, quotas, policies, deadlines, what runs and what is parked."""
+    """Covers lanes, turns, counts, quotas, policies, deadlines, running and parked requests."""
     keys = Keys(namespace).model("m")
     async with redis_of(tmp_path / "data") as connection:
         broker, queue = Broker(connection, keys), Queue(connection, keys)

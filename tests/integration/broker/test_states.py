@@ -157,7 +157,7 @@ def test_the_drawing_has_these_moves() -> None:
 
 
 async def test_a_webhook_is_sent_the_last_record_of_its_request(broker: Broker, commands: CommandConnection) -> None:
-    """It has the end and the usage; the records before it do not."""
+    """The last record has the end and the usage; earlier records do not."""
     await enqueue(broker, "a", webhook="target")
     (claim,) = await take(broker, "e0", 1)
     assert await broker.append([record("a", claim.epoch, 0, 7)]) == []

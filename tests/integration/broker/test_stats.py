@@ -150,7 +150,7 @@ async def test_everything_about_one_request(broker: Broker, queue: Queue) -> Non
 
 
 async def test_when_a_request_is_going_to_start(broker: Broker, queue: Queue, commands) -> None:
-    """After what waits above, what waits before it, and other tenants' turns; unknown without an engine."""
+    """Counts requests of higher bands, earlier requests and other tenants' turns; unknown without engines."""
 
     async def estimate() -> float | None:
         await learn_rate(broker, commands)  # anew, since time passes
@@ -244,7 +244,7 @@ async def test_a_policy_of_a_newer_version_is_an_error_that_names_the_cause(
 async def test_fields_that_an_older_version_did_not_write_have_their_defaults(
     broker: Broker, queue: Queue, commands
 ) -> None:
-    """For the scripts as well, which read it by themselves."""
+    """Covers the scripts too, which read these fields on their own."""
     old = {"bands": ["a", "standard"], "tenant": {"requests_per_minute": 1}}
     await commands.execute("SET", broker.keys.policy, msgspec.json.encode(old))
     await commands.execute("HSET", broker.keys.tenant_policies, "t", msgspec.json.encode({"max_queue_depth": 2}))

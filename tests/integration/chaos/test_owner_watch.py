@@ -76,7 +76,7 @@ def accepts_any_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_accepted_write_of_a_stale_owner_is_detected(
     broker: Broker, redis_url: str, watch: OwnerWatch, commands: CommandConnection
 ) -> None:
-    """Also over a connection that was cut in between."""
+    """Covers a connection that was cut in between."""
     await enqueue(broker, "a")
     first = await claim(broker, "A")
     assert await broker.release([("a", first)]) == 1

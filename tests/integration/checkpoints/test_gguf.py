@@ -146,7 +146,7 @@ def test_a_file_in_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_the_frequencies_of_llama_3(tmp_path: Path, factor: float) -> None:
-    """Their divisors are what transformers computes from the configuration that is read out of them."""
+    """transformers computes the same divisors from the configuration that is read from them."""
     settings = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, **settings}
     config = transformers.LlamaConfig(**{**SHAPE, "hidden_size": 256, "rope_parameters": rope})

@@ -55,7 +55,7 @@ def test_the_demo_tokenizer_survives_a_round_trip() -> None:
 
 
 def test_a_vocabulary_with_scores_merges_the_best_pair_first() -> None:
-    """As sentencepiece does: the pair of neighbours whose token has the best score, again and again."""
+    """Merge the neighbours whose token has the best score, repeatedly, like sentencepiece."""
     rng = random.Random(0)
     pieces = sorted(
         {"".join(rng.choices(f"ab{SPACE}", k=rng.randrange(2, 5))) for _ in range(30)}, key=lambda _: rng.random()
@@ -114,7 +114,7 @@ def test_how_a_vocabulary_cuts_text(pre: str, parts: list[str]) -> None:
 
 
 def test_a_vocabulary_of_words_and_their_continuations() -> None:
-    """As BERT's tokenizer in transformers' format, which marks the continuations instead."""
+    """The file marks words; BERT's tokenizer in transformers' format marks continuations instead."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "hello", "##ing", "##s", "token", ",", "cafe", "!"]
     original = Tokenizer(WordPiece({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     original.normalizer = normalizers.BertNormalizer()

@@ -22,7 +22,7 @@ from ...redis_server import RedisServer, acl_version
 
 
 async def test_a_full_redis_holds_up_no_change(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A purge is what helps there."""
+    """A purge is the remedy there."""
     monkeypatch.setattr(audit_module, "PATIENCE_S", 0.2)
     commands = CommandConnection(server.url)
     await commands.execute("CONFIG", "SET", "maxmemory", 1)

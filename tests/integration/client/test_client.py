@@ -308,7 +308,7 @@ async def test_an_error_on_one_channel_ends_only_that_stream(client, broker, com
 async def test_the_event_loop_runs_while_a_prompt_of_many_parts_is_checked(
     client: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch, call: str, where: str
 ) -> None:
-    """It takes tenths of a second for a body of 4 MB."""
+    """The check takes tenths of a second for a body of 4 MB."""
     part, tool = {"type": "text", "text": "a"}, {"type": "function", "function": {"name": "f"}}
     messages = {
         "messages": [{"role": "user", "content": "a"}] * 2000,

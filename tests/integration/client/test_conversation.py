@@ -63,7 +63,7 @@ async def test_the_first_chunk_enqueues_and_the_others_extend(client: Client, br
 
 
 async def test_a_chunk_may_have_its_own_parameters(client: Client, broker: Broker, commands) -> None:
-    """After a first chunk that had its own, the others say the conversation's: the request has those of its first."""
+    """The first chunk has its own parameters and the others the conversation's; the request has those of the first."""
     own = [SamplingParams(max_tokens=3), None, SamplingParams(max_tokens=5, seed=4)]
     async with client.converse(SamplingParams(max_tokens=7, seed=2), request_id="r") as conversation:
         for number, params in enumerate(own):
@@ -86,7 +86,7 @@ async def test_a_chunk_may_have_its_own_parameters(client: Client, broker: Broke
 
 
 async def test_a_slow_reader_gets_each_segment_separately(client: Client, broker: Broker) -> None:
-    """What waits for it is merged, but an end of a segment is an end of a delta."""
+    """Pending deltas are merged, but the end of a segment ends a delta."""
     async with client.converse(PARAMS) as conversation:
         await conversation.send("one")
         await conversation.send("two")

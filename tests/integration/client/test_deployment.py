@@ -187,7 +187,7 @@ async def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple
 
 
 async def test_a_client_makes_a_worker_leave(redis_url: str, commands: CommandConnection, keys: Keys) -> None:
-    """The supervisor's part is this test's: it hears the command, and is gone."""
+    """The test plays the supervisor: it receives the command and exits."""
     heard = asyncio.Queue[WorkerCommand]()
     beat = EngineHeartbeat(
         worker_id="host-1",

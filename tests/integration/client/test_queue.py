@@ -46,7 +46,7 @@ async def test_requests_count_for_the_tenant_of_the_client_unless_they_name_anot
 
 
 async def test_a_request_that_times_out_in_the_queue_never_runs(client: Client, broker: Broker) -> None:
-    """Nobody else looks here: the client itself has the broker end it."""
+    """No engine or reaper checks here, so the client makes the broker end the request."""
     deltas = [delta async for delta in client.stream("hi", request_id="r", timeout_s=0.05)]
     assert [(delta.token_ids, delta.finish_reason) for delta in deltas] == [([], FinishReason.EXPIRED)]
     assert await claimed_ids(broker) == []

@@ -92,7 +92,7 @@ async def test_simultaneous_submits_of_different_prompts_conflict(client: Client
 
 
 async def test_a_request_of_an_older_client_is_attached_to_by_its_tenant(client: Client, broker: Broker) -> None:
-    """Its record has no digests."""
+    """The record of the older client has no digests."""
     await broker.enqueue("r", b"payload", result_ttl_ms=60_000, call="0123-4-5", tenant="t")
     assert (await client.submit("whatever", PARAMS, request_id="r", tenant="t")).request_id == "r"
     with pytest.raises(errors.RequestConflictError) as caught:

@@ -71,7 +71,7 @@ def test_a_rival_runs_the_workload_and_is_judged(model: Path, tmp_path: Path) ->
 
 
 def test_ours_runs_the_same_workload(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries of grammars are loaded when somebody asks for a grammar: a start imports none of them."""
+    """Grammar libraries are loaded on the first request with a grammar, so a start imports none of them."""
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     assert_is_whole(EngineAlone(["--threads", "1"]).run(model, PHASES, "float32", tmp_path))
     lines = (tmp_path / "words.txt").read_text().splitlines()

@@ -119,7 +119,7 @@ def test_a_gpu_without_the_floats_is_refused() -> None:
 def test_a_model_that_needs_more_than_eight_bits_is_refused_by_name(
     tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
-    """A value that nobody looks at is so large that beside it all others become 0."""
+    """An unattended value is so large that all others become 0 next to it."""
     module = transformers.AutoModelForCausalLM.from_config(
         transformers.Qwen2Config(**{**SHAPE, "num_hidden_layers": 1})
     )
@@ -137,7 +137,7 @@ def test_a_model_that_needs_more_than_eight_bits_is_refused_by_name(
 
 
 def test_scales_make_small_and_large_numbers_fit(tmp_path: Path, model_folder: Callable[[str], Path]) -> None:
-    """As they come, these values would be 0 in eight bits, and these keys beyond their largest number."""
+    """Without scales these values would be 0 in eight bits, and these keys would overflow."""
     module = transformers.AutoModelForCausalLM.from_pretrained(model_folder("llama"), attn_implementation="eager")
     with torch.no_grad():
         for layer in module.model.layers:

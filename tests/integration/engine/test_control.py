@@ -174,7 +174,7 @@ def test_registered_methods_run_and_others_do_not(make_engine: MakeEngine) -> No
 
 
 def test_memory_really_falls(core_process: CoreProcess, model_folder: Callable[[str], Path], tmp_path: Path) -> None:
-    """Of a process of its own; with tens of MiB of weights and of used cache, allocators' own habits do not matter."""
+    """Measure a separate process with tens of MiB of weights and cache, so that allocator overhead is negligible."""
     folder = tmp_path / "model"
     shape = {**SHAPE, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "num_key_value_heads": 4}
     config = transformers.LlamaConfig(**{**shape, "max_position_embeddings": 1024})

@@ -140,7 +140,7 @@ def test_blocks_are_shared_with_the_same_embeddings_only(
 def test_penalties_take_no_placeholder_for_a_token(
     make_core: Callable[..., EngineCore], embeds: list[torch.Tensor]
 ) -> None:
-    """A model whose favourite is the placeholder's token: counted as one of the prompt it would be driven out."""
+    """The model prefers the placeholder's token; a penalty for it as a prompt token would suppress it."""
     core = make_core("llama", **ENABLED)
     bias = {"logit_bias": {0: 40.0}, "max_tokens": 1, "repetition_penalty": 100.0}
     assert generate(core, [with_embeds("e", embeds[2], **bias)])["e"] == [0]

@@ -147,7 +147,7 @@ async def test_a_second_drain_without_timeout_requeues_the_running_request(
 async def test_the_worker_ends_when_the_host_of_its_agent_dies(
     spec: AgentSpec, commands: CommandConnection, redis_url: str, namespace: str, gate: Gate
 ) -> None:
-    """Its requests go back to the queue, though nobody could ask for it."""
+    """Its requests return to the queue without any call to the agent."""
     gate.hold_at(5)
     code = (
         "import sys, time, penstock.worker.fleet.agent as a; agent = a.HostAgent(sys.stdin.buffer.read());"

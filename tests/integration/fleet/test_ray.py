@@ -112,7 +112,7 @@ async def test_it_grows_with_the_queue_shrinks_when_it_is_done_and_leaves_nothin
 async def test_joining_leaving_and_killed_nodes_lose_no_request_under_load(
     ray_cluster: RayCluster, start_fleet: StartFleet, redis_url: str, namespace: str
 ) -> None:
-    """Each node has room for one engine. Every request ends, with the tokens of the undisturbed one."""
+    """Each node has capacity for one engine. Every request ends with the tokens of an undisturbed run."""
     first = await asyncio.to_thread(ray_cluster.add, 1)
     fleet = start_fleet(*options(ray_cluster, redis_url, namespace, "2:2"))
     # The second engine waits until there is a node for it.

@@ -121,7 +121,7 @@ async def test_both_learn_their_places_and_one_address(make: Callable[[str], Any
 async def test_group_sizes_are_checked_against_the_number_of_experts(
     make: Callable[[str], Any], commands: CommandConnection, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another size is judged by that from then on, though each has said only before that it lives."""
+    """Later sizes are checked against it, although each rank has sent only a lease renewal before."""
     renew, renewed = GroupMember._renew, list[GroupMember]()
 
     async def noted(member: GroupMember, place: Any) -> None:

@@ -154,7 +154,7 @@ def scale_by_command(size: int, namespace: str) -> subprocess.CompletedProcess[s
 async def test_ranks_recover_while_another_engine_stands_by(
     start_worker: StartWorker, client: Client, moe_folder: Path, gate: Gate
 ) -> None:
-    """One that stands by serves only when it is wanted, and a worker whose engines do not all serve yet lives on."""
+    """A standby engine serves only when needed, and a worker with engines that do not serve yet keeps running."""
     group = ("--data-parallel-group", "big", "--data-parallel-address", "127.0.0.1")
     worker = start_worker(*OPTIONS, "--engines", "3", "--data-parallel-size", "2", *group, model=moe_folder)
     async with asyncio.timeout(DEADLINE_S):

@@ -111,7 +111,7 @@ def test_tokens_and_ends(server_of: ServerOf, dialect: str) -> None:
 
 
 def test_tokens_that_a_stream_leaves_out(server_of: ServerOf) -> None:
-    """Those that end within a character: none is missing, whether it comes in the middle or last, or in a grammar."""
+    """Covers tokens that end within a character, in the middle, at the end and in a grammar: none is missing."""
     server, prompt = server_of("llama"), [ACCENTS, 70]
     whole = expected(prompt, LONG)
     assert whole.count(LEAD) > 2
@@ -132,7 +132,7 @@ def test_tokens_that_a_stream_leaves_out(server_of: ServerOf) -> None:
 
 
 def test_a_resumed_request_replays_its_grammar(server_of: ServerOf) -> None:
-    """It begins with a call: what was delivered comes again, is not told twice, and has to be the same."""
+    """The server generates from the start: delivered tokens must be equal and are not sent twice."""
     grammar = StructuredOutputsParams(json_object=True)
     whole = expected(PROMPT, 20, '{"type": "object"}')
     with core_of(server_of("llama")) as core:
@@ -186,7 +186,7 @@ def test_an_abort_closes_the_stream(server_of: ServerOf) -> None:
 
 
 def test_repetitions_are_sought_here(server_of: ServerOf) -> None:
-    """Over what was delivered, too."""
+    """Delivered tokens are included."""
     delivered = [70, 71, 70, 71]
     sought = RepetitionDetectionParams(max_pattern_size=2, min_count=2)
     with core_of(server_of("llama")) as core:

@@ -147,10 +147,10 @@ async def test_unsupported_features_are_refused_by_name(client: Client) -> None:
 
 @pytest.mark.parametrize("death", ["core", "server"])
 async def test_a_death_in_mid_stream(client: Client, deployment: Deployment, death: str) -> None:
-    """No gap and no repeat, with a grammar too; whichever engine goes on, the other one's tokens are its prompt's end.
+    """The stream has no gap or repeat, with a grammar too; the resuming engine appends delivered tokens to its prompt.
 
-    A server that dies takes its core with it, and the next core waits until it answers again. Its requests go on at
-    the other server meanwhile.
+    The core ends with its server, and the next core waits until the server answers again. Its requests resume on the
+    other server meanwhile.
     """
     asked = [_params(), _params(max_tokens=50), _params(structured_outputs=StructuredOutputsParams(json_object=True))]
     whole = [(await client.generate(PROMPT, params)).outputs[0] for params in asked]
@@ -185,7 +185,7 @@ def _let_go_on(deployment: Deployment) -> None:
 
 
 async def test_a_poisoned_request_is_parked(client: Client, deployment: Deployment) -> None:
-    """It kills a server each time, until it is parked; both are served again after that."""
+    """The request kills a server each time until it is parked; both servers serve again afterwards."""
     whole = (await client.generate(PROMPT, _params())).outputs[0]
     with pytest.raises(PoisonRequestError):
         async with asyncio.timeout(240):

@@ -137,7 +137,7 @@ async def test_a_worker_that_would_pickle_our_jobs_is_refused(jobs: JobSet, redi
 async def test_a_connection_that_is_lost_while_a_key_is_watched_is_waited_for(
     redis_url: str, namespace: str, tmp_path: Path
 ) -> None:
-    """redis-py says WatchError then, in place of the loss."""
+    """redis-py raises WatchError then instead of a connection error."""
     relay = WatchCutter(redis_url)
     async with relay.serving() as url:
         process = JobsProcess(jobs_command(url, namespace), tmp_path / "jobs.log")

@@ -30,7 +30,7 @@ def native_kernels() -> Iterator[None]:
 
 @torch.inference_mode()
 def test_adapter_tensors_in_a_slot_live_as_long_as_the_model_uses_them(native_kernels: None) -> None:
-    """The compiled library knows addresses: whoever has put an adapter there may be gone."""
+    """The compiled library stores addresses, and the caller may have dropped its tensors."""
     forward = LeanForward(make_model("llama", torch.float32), ForwardSettings(max_model_len=64))
     slots = attach_adapters(forward, "llama", num_slots=1, max_rank=4, is_deterministic=False)
     matrices = {

@@ -184,7 +184,7 @@ def test_logits_and_caches_are_those_of_single_operations(
 
 @torch.inference_mode()
 def test_each_group_of_layers_has_its_table_in_the_buffers(device: torch.device, recording: Recording) -> None:
-    """Behind windows of five tokens there is a null block."""
+    """Blocks outside windows of five tokens are null blocks."""
     lean, other = (lean_forward("gemma3", device, **{**SMALLEST, "num_hidden_layers": 2}) for _ in range(2))
     forward = CapturedForward(other, TOKEN_BUDGET, recording)
     layout = plan_pages(forward.attention_calls, 1000, BLOCK_SIZE)
@@ -357,7 +357,7 @@ def test_steps_with_prompts_are_captured_as_far_as_the_host_takes_longest() -> N
 
 @torch.inference_mode()
 def test_no_step_with_a_prompt_may_be_captured(device: torch.device, recording: Recording) -> None:
-    """As where a layer's weights are many."""
+    """Happens if the weights of a layer are large."""
     lean, forward = smallest_forward(device), CapturedForward(smallest_forward(device), 1, recording)
     allocate(lean, device)
     allocate(forward, device)

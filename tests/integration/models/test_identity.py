@@ -69,7 +69,7 @@ def test_same_tokens_in_the_other_modes(model_type: str, mode: str, small_model:
 
 
 def test_same_tokens_without_any_attention(small_model: Callable[[str], SmallModel]) -> None:
-    """Mamba, whose prefill cannot go on from a state: later chunks go token by token."""
+    """Mamba's prefill cannot continue from a state, so later chunks run token by token."""
     model = small_model("mamba")
     assert (model.loaded.forward.mode, model.loaded.forward.bytes_per_token) == ("split", 0)
     told = model.compare()

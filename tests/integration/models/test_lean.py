@@ -36,7 +36,7 @@ def test_logits_are_those_of_the_general_way(variant: str) -> None:
 
 @torch.inference_mode()
 def test_angles_of_a_position_are_the_same_bits_in_every_step() -> None:
-    """As ranks ask for them whose attention is batch-invariant."""
+    """Ranks with batch-invariant attention need this."""
     network = LeanForward(make_model("gemma3", torch.float32), SETTINGS).network
     make_angles = AngleTable(network.angles, SETTINGS.max_model_len)
     hidden, every = torch.zeros(1), torch.arange(SETTINGS.max_model_len)
@@ -94,7 +94,7 @@ def test_a_loaded_model_is_lean_and_lets_go_of_transformers_layers(tmp_path: Pat
 
 
 def test_a_relative_with_an_unknown_part_goes_the_general_way(tmp_path: Path) -> None:
-    """Its feed-forward part stays its own code; what it does to queries no plan says."""
+    """Its feed-forward part keeps its original code; no plan describes its change of the queries."""
     folder = save(tmp_path, "llama", hidden_act="sigmoid")
     model = load_model(EngineConfig(model=str(folder)), resolve_model_folder(str(folder)))
     assert model.forward.mode == "lean"

@@ -146,7 +146,7 @@ def test_layers_with_a_shared_cache_are_detected() -> None:
 
 
 def test_a_layer_with_a_wider_window_than_its_shared_cache_is_refused() -> None:
-    """What lies behind the window of a layer that stores may have been given back."""
+    """Blocks outside the window of the storing layer may have been freed."""
     model = make_model("gemma4", torch.float32, global_head_dim=16)
     kinds = list(model.config.layer_types)
     model.config.layer_types = [
@@ -284,7 +284,7 @@ def test_weights_in_bytes_and_in_four_bits(variant: str, quantization: str, tole
 @pytest.mark.parametrize("variant", ["mistral, with a window", "gemma3", "gpt oss", "gemma4"])
 @torch.inference_mode()
 def test_conformance_runs_past_windows(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of 5 tokens at least, which sequences of 7 hardly show, and of any size: they are made narrow."""
+    """Windows of any size are narrowed, because sequences of 7 tokens hardly reach a window of 5."""
     model = make_model(variant, torch.float32, sliding_window=50)
     truth = ReferenceRun.of(model, 97)
     narrow = LoweredReference.of(model, 97, SETTINGS)

@@ -73,7 +73,7 @@ def test_load_finds_out_that_llama4_counts_positions_itself(dtype: str, tmp_path
 
 
 def test_yarn_is_served_up_to_the_length_that_it_stretches_to(tmp_path: Path) -> None:
-    """As Qwen's README has it: the configuration keeps the unscaled length, and says the factor."""
+    """Qwen's README keeps the unscaled length in the configuration and adds the factor."""
     config = small_config("qwen3")
     config.max_position_embeddings = LENGTH + 4
     config.rope_parameters |= {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH}

@@ -31,7 +31,7 @@ def test_a_model_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bidirectional_model_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
-    """BERT as an encoder: what a token means depends on those after it, which chunks and decodes do not know."""
+    """Uses BERT as an encoder: a token depends on later tokens, which chunks and decodes lack."""
     config = small_config("bert")
     config.is_decoder = False
     told = refusal(config, tmp_path, dtype)

@@ -158,7 +158,7 @@ def test_speculation_is_refused_by_name(small_model: Callable[[str], SmallModel]
 def test_a_resumed_request_continues_with_the_same_tokens(
     model_type: str, time_step_min: float | None, seed: int, tmp_path: Path
 ) -> None:
-    """Also of models that limit the step of a recurrence for several tokens, and not for one that follows a state."""
+    """Covers models that limit the step of a recurrence for several tokens, but not for one after a state."""
     config = small_config(model_type)
     if time_step_min is not None:
         config.time_step_min = time_step_min

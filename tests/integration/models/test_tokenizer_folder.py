@@ -259,7 +259,7 @@ def test_tokens_are_those_of_transformers(files: Files, write: Callable[[Files],
 
 
 def test_templates_are_those_of_transformers(files: Files) -> None:
-    """Each folder says it in one more place, which comes before the others."""
+    """Each folder has its template in one more place, with precedence over the earlier ones."""
     files.write("gpt_neox", byte_level(), tokenizer_class="PreTrainedTokenizerFast", chat_template="config")
     tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
 
@@ -315,7 +315,7 @@ def test_a_cache_that_cannot_be_written_to_is_done_without(
 
 
 def test_a_tokenizer_json_alone_is_the_whole_tokenizer(files: Files) -> None:
-    """So is one whose class transformers does not have, or that needs code of its own."""
+    """Covers a tokenizer with a class that transformers lacks or that needs custom code."""
     llama_with_default_names(files)
     (files.folder / "tokenizer_config.json").unlink()
     assert tokenizer_folder(files.folder, trust_remote_code=False) == files.folder

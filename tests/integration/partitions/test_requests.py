@@ -230,7 +230,7 @@ async def test_parked_requests_of_all_partitions_are_listed_and_replayed(client:
 
 
 async def test_partitions_that_go_away_are_served_to_their_end(client: Client, connect: Connect, parts: Parts) -> None:
-    """Order and quotas hold for who has to leave, whatever a process has heard of; what ends there is found there."""
+    """Order and quotas hold for the remaining requests, even for processes with an old layout."""
     waits, runs, idle = [name for name in map("tenant{}".format, range(100)) if choose_partition(name, 2) == 1][:3]
     await client.configure_tenant(runs, TenantPolicy(max_concurrent_requests=1))
     await parts.grow(2)
@@ -287,7 +287,7 @@ async def test_emptied_partitions_are_no_longer_searched_and_may_return(client: 
 async def test_late_requests_to_a_removed_partition_are_served(
     client: Client, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tenant that counts there by its quota alone asks again, behind the first look whether anything is left."""
+    """A tenant placed there only by its quota sends another request after the first check for remaining ones."""
     tenant = tenant_of(1, 2)
     await client.configure_tenant(tenant, TenantPolicy(requests_per_minute=10))
     await parts.grow(2)

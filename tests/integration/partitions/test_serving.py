@@ -173,7 +173,7 @@ async def test_a_request_in_any_partition_wakes_an_engine_with_capacity(
     subscriber: Subscriber,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody polls: an engine that looked by itself would find everything in time, so that it never does here."""
+    """Polling is disabled, because an engine that polls would find every request in time."""
     monkeypatch.setattr(broker, "IDLE_POLL_S", 3600.0)
     await parts.grow(3)
     engine = Engine("a", commands, parts.keys)
@@ -218,7 +218,7 @@ async def test_a_conversation_returns_to_its_engine_outside_its_home_partition(
     subscriber: Subscriber,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody polls, and who leaves a request to another engine does so for ever; to a full one nobody does."""
+    """Polling is disabled and a skipped warm request is never taken by another engine, unless its engine is full."""
     monkeypatch.setattr(broker, "IDLE_POLL_S", 3600.0)
     await Queue(commands, parts.keys.model(MODEL)).configure(QueuePolicy(affinity_ms=60_000))
     await parts.grow(2)
@@ -245,7 +245,7 @@ async def test_a_conversation_returns_to_its_engine_outside_its_home_partition(
 async def test_partitions_of_an_engine_that_dies_go_to_the_others(
     commands: CommandConnection, parts: Parts, codec: TextCodec, subscriber: Subscriber
 ) -> None:
-    """An engine whose home never empties serves the other partition as well once nobody else does."""
+    """An engine with a busy home serves the other partition too when no other engine does."""
     await parts.grow(2)
     await lease(parts, "b")
     waiting = [f"home{number}" for number in range(40)]

@@ -149,7 +149,7 @@ async def test_a_claim_with_a_lost_reply_is_released(broker: Broker, codec: Text
 async def test_unknown_claims_are_searched_periodically_without_a_failure(
     broker: Broker, codec: TextCodec, ready: Ready
 ) -> None:
-    """A reply may be lost without an error, and a Redis may come back without its last second unnoticed."""
+    """A reply may be lost without an error, and Redis may lose its last second unnoticed."""
     async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(60):
         await enqueue(broker, "a")
         loop.wake()
@@ -320,7 +320,7 @@ async def test_a_partial_claim_is_not_followed_by_another(
 async def test_an_engine_claims_again_after_invalid_requests(
     broker: Broker, codec: TextCodec, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis counts the wrong ones as held, and would wake nobody for what follows them."""
+    """Redis counts the invalid requests as held, and would wake no engine for the next ones."""
     monkeypatch.setattr("penstock.shared.broker.broker.IDLE_POLL_S", 600.0)
     for number in range(8):
         await broker.enqueue(f"wrong{number}", b"no request", result_ttl_ms=60_000)
@@ -360,7 +360,7 @@ async def test_a_request_with_text_that_cannot_be_prepared_ends_alone(
 async def test_a_request_with_an_unexpected_failure_ends_alone(
     broker: Broker, codec: TextCodec, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the worker's own code fails on it."""
+    """Covers failures in the worker's own code."""
     check = Intake._checked
 
     def fail_on_seed_2(self: Intake, params: SamplingParams, **options: Any) -> SamplingParams:

@@ -170,7 +170,7 @@ async def test_a_flush_does_not_wait(broker, codec, monkeypatch) -> None:
 
 
 async def test_of_many_deltas_none_is_left_out(broker, codec) -> None:
-    """One that was would make the next one stale, whose index does not fit."""
+    """A missing delta would make the next one stale, because its index would not fit."""
     async with publishing(broker, codec, 0.0, assert_never_stale, num_requests=3) as (publisher, step):
         for number in range(120):
             step(40 + number % 10)
@@ -203,7 +203,7 @@ async def test_pending_tokens_of_a_lost_claim_are_not_written(broker, codec, mon
 
 
 async def test_deltas_of_two_claims_of_a_request_are_not_merged(broker, codec) -> None:
-    """What the first owner had not written is not the second owner's to write."""
+    """The second owner must not write the pending deltas of the first."""
     stale: list[tuple[str, int]] = []
     async with publishing(broker, codec, 0.0, lambda *claim: stale.append(claim)) as (publisher, step):
         first = step.generations[0]

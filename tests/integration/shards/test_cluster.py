@@ -141,7 +141,7 @@ async def test_commands_and_subscriptions_follow_a_slot(
 async def test_streams_resume_after_a_node_dies_and_returns(
     redis_url: str, own_cluster: ClusterTrio, namespace: str
 ) -> None:
-    """A stream waits for its model's node; those of others go on as far as the cluster lets them."""
+    """A stream waits for its model's node; other streams continue as far as the cluster allows."""
     shards = {"c": own_cluster.url}
     model = next(iter((await asyncio.to_thread(models_by_node, own_cluster, namespace)).values()))
     home = CommandConnection(redis_url)

@@ -105,7 +105,7 @@ async def test_streams_follow_a_moved_model(connect: Connect, plain: Plain, clie
 async def test_an_end_during_two_moves_is_delivered_after_the_return(
     connect: Connect, plain: Plain, client: Client, mover: ShardMover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client has asked nothing meanwhile, so nobody has told it of either move."""
+    """The client sends no command meanwhile, so it learns of neither move."""
     is_back, was_silent = asyncio.Event(), DeltaReader.was_silent_since_last_call
     monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
     monkeypatch.setattr(
@@ -248,7 +248,7 @@ async def test_a_move_that_was_cut_short_is_run_again(
 async def test_a_mover_that_slept_while_another_moved_is_refused(
     connect: Connect, deployment: Deployment, plain: Plain, mover: ShardMover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stands before each of its steps in turn, and the model has come back meanwhile: it lives where it left."""
+    """The mover is suspended before each of its steps, and the model returns meanwhile to its original shard."""
     for step in ("depart", "arrive", "write_keys", "settle", "switch"):
         model = f"m-{step}"
         keys = Keys().model(model)

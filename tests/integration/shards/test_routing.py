@@ -119,7 +119,7 @@ async def test_a_shard_that_a_process_does_not_know_is_named(
 async def test_a_dead_shard_does_not_block_the_others(
     connect: Connect, deployment: Deployment, plain: Plain, client: Client
 ) -> None:
-    """Requests, leases of clients, readers and reapers of one shard go on while another is away."""
+    """Requests, client leases, readers and reapers of one shard continue while another is away."""
     commands = connect(retry_for_s=float("inf"))
     for model, name in (("ma", "a"), ("mb", "b")):
         await place(plain["home"], model, name)

@@ -77,7 +77,7 @@ SCENARIOS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_estimated_waits_are_near_the_measured_ones(redis_url: str, namespace: str, name: str) -> None:
-    """By request and by tenant. (That of a band is a mean of tenants, of which one may wait ten times as long.)"""
+    """Compares requests and tenants. (A band is a mean of tenants, and one may wait ten times as long.)"""
     scenario = Scenario(duration_s=240.0, engines=[ENGINES], seed=5, **SCENARIOS[name])
     errors = simulate_errors(redis_url, scenario, namespace)
     assert {one.band for one in errors} == {group.band for group in scenario.tenants}

@@ -42,7 +42,7 @@ def figures_of(simulated: Simulated) -> Figures:
 
 @pytest.mark.parametrize("num_partitions", [1, 3])
 def test_a_session_returns_to_its_warm_engine(redis_url: str, namespace: str, num_partitions: int) -> None:
-    """With what was said before in its prompt, of which its engine reads nothing again but a part of a block."""
+    """Each prompt contains the earlier turns; the engine recomputes only a part of a block."""
     untold = msgspec.structs.replace(TALK, name="untold", tells_session=False)
     of = scenario(TALK, untold, partitions=[Partitions(number=num_partitions)])
     simulated = simulate(redis_url, of, namespace)
@@ -79,7 +79,7 @@ def test_engines_help_out_where_something_waits(redis_url: str, namespace: str) 
 
 
 def test_a_partition_that_is_away_keeps_its_own_requests_waiting(redis_url: str, namespace: str) -> None:
-    """Also while an engine dies, whose requests in the others go on at once."""
+    """Covers the death of an engine: its requests in other partitions resume immediately."""
     of = scenario(
         CROWD,
         partitions=[Partitions(number=2, spread=["crowd-0"])],

@@ -82,7 +82,7 @@ def test_tenants_get_tokens_by_their_weights(redis_url: str, namespace: str) -> 
 def test_requests_of_a_dead_engine_are_resumed(
     redis_url: str, namespace: str, kind: DeathKind, least_s: float, most_s: float
 ) -> None:
-    """A host's death is found by the end of its leases, of 3 s; a process's by its supervisor."""
+    """Leases of 3 s reveal a host's death; the supervisor reports a process's."""
     deaths = [Deaths(at_s=8, number=1, kind=kind, back_after_s=2)]
     simulated = simulate(redis_url, scenario(deaths=deaths), namespace)
     figures = figures_of(simulated)
@@ -190,7 +190,7 @@ def test_a_scenario_is_compared_with_real_time(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_while_a_shard_is_away_its_models_wait_and_no_others(redis_url: str, namespace: str) -> None:
-    """What comes meanwhile is claimed once it is back; what runs goes on, and its end is told then."""
+    """New requests are claimed after its return; running ones continue, and their end is delivered then."""
     engines = [msgspec.structs.replace(ENGINES, model=model) for model in ("here", "there")]
     calm = msgspec.structs.replace(BUSY, arrivals=Constant(per_s=5))
     tenants = [msgspec.structs.replace(calm, name=model, model=model) for model in ("here", "there")]

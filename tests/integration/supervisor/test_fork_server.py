@@ -113,7 +113,7 @@ def test_a_core_that_hangs_does_not_outlive_its_worker_process(start_worker: Sta
 
 
 def test_a_worker_process_stopped_before_it_handles_signals_ends() -> None:
-    """Its fork server ignores what stops a whole group; a drain that comes at once is not to be lost by that."""
+    """The fork server ignores signals to its group; an early drain must not be lost thereby."""
     listener = (sys.executable, "-c", STOPS_ITSELF)
     with running_fork_server((), listener, listener) as address:
 
@@ -261,7 +261,7 @@ def test_refused_forks_return_the_reason() -> None:
 
 
 def test_the_next_core_of_an_engine_begins_when_its_last_has_ended() -> None:
-    """A stopped core does not end by itself when nobody wants it any more."""
+    """A suspended core does not end on its own when it is no longer needed."""
     with running_fork_server((), (sys.executable, "-c", REFUSES, "")) as address:
         first, second = Asker(address), Asker(address)
         first.ask()

@@ -70,7 +70,7 @@ folder = Path(__file__).parent
 def test_exit_status_and_report_name_the_load_timeout_and_child_processes_end(
     tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a core that nobody forked, and at the first start."""
+    """Covers a core that was not forked, and the first start."""
     (tmp_path / "hanging_module.py").write_text(HANGING)
     os.mkfifo(tmp_path / "fifo")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -46,7 +46,7 @@ async def test_a_killed_worker_is_restarted_and_its_claims_are_back(start_host: 
 
 
 async def test_claims_are_back_before_the_next_life(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else what the next life claims under the same name would be taken from it."""
+    """Otherwise claims of the next process under the same name would be reclaimed."""
     host = await start_host()
     await host.claim(0)
     engine, reclaim = host.engines[0], host.supervisor._reaper.reclaim

@@ -85,9 +85,9 @@ async def test_up_down_and_up_again(start_host: StartHost, commands: CommandConn
 async def test_requests_of_an_engine_that_ignores_its_stop_are_reclaimed(
     start_host: StartHost, commands: CommandConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is drained, then told to hand back, then killed; another wish waits for none of that.
+    """Drain the engine, then request a release, then kill it; a later resize waits for none of these steps.
 
-    However little time it had, as on a host that gives it none: no request has died for that, with no token either.
+    The death counts for no request, even one without a token, however short the time limits are.
     """
     monkeypatch.setattr("penstock.worker.supervisor.scaling.HAND_BACK_TIMEOUT_S", 0.0)
     monkeypatch.setattr(supervisor, "DRAIN_MARGIN_S", 0.0)

@@ -44,7 +44,7 @@ async def test_a_silent_worker_is_killed_and_restarted(start_host: StartHost, is
 async def test_a_worker_that_is_stopped_while_it_loads_ends_the_start(
     commands: CommandConnection, redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While all of its first engines are to come, a death of one ends the supervisor, which says why."""
+    """The death of a first engine during the start ends the supervisor, with the reason."""
     use_stub_workers(monkeypatch, tmp_path)
     (tmp_path / "h-0").write_text("load")
     config = {"redis_url": redis_url, "namespace": namespace, "stall_timeout_s": 2.0}
@@ -77,7 +77,7 @@ async def test_a_reporting_worker_has_no_load_limit(
 async def test_a_worker_that_waits_for_a_processor_is_not_taken_for_dead(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the kernel tells of that is the test's: all of the time, and later nothing more."""
+    """The test replaces the kernel's waiting time: first all of the time, later none."""
     host = await start_host(stall_timeout_s=0.5)
     clock = asyncio.get_running_loop().time
     silent, is_starved, num_looks, told = host.process(0).pid, True, 0, 0.0

@@ -13,7 +13,7 @@ from penstock.worker.supervisor import engine_process
 
 
 def test_a_process_may_end_after_the_loop_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its thread raises then would end nothing, and be told as an error of whatever runs at that moment."""
+    """An exception in its thread would end no process, and would be reported for an unrelated task."""
     stdin, stdout = subprocess.PIPE, subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=stdin, stdout=stdout

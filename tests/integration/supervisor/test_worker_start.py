@@ -50,7 +50,7 @@ def state_of(url: str, namespace: str, request_id: str) -> object:
 def test_serves_is_listed_and_drains(
     start_worker: StartWorker, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On the embedded Redis, which comes and goes with it."""
+    """Uses the embedded Redis, which starts and stops with the worker."""
     monkeypatch.delenv("PENSTOCK_REDIS_URL")
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "data"))
     options = ("--metrics-port", "0", "--log-stats-interval", "1", "--speculative", "ngram:5")
@@ -165,7 +165,7 @@ async def test_drain_with_a_short_timeout_requeues_requests(
 async def test_killed_processes_are_replaced_and_generations_resume(
     start_worker: StartWorker, gate: Gate, redis_url: str, namespace: str
 ) -> None:
-    """kill -9 of the worker process, then of the engine core; one engine, so it has to come back by itself."""
+    """Kill the worker process, then the engine core (kill -9). A single engine must recover on its own."""
     worker = start_worker("--device", "cpu")
     await asyncio.to_thread(worker.await_ready)
     async with Client.connect(redis_url, namespace=namespace) as client:
@@ -382,7 +382,7 @@ def leaving_steps(worker: StartedWorker) -> list[object]:
 def test_a_worker_serves_with_more_engines_and_fewer(
     start_worker: StartWorker, gate: Gate, redis_url: str, namespace: str
 ) -> None:
-    """What runs on an engine that goes ends there; while it does, the others serve."""
+    """Requests on a removed engine finish there while the other engines serve."""
     worker = start_worker("--device", "cpu", "--engines", "1")
     worker.await_ready()
     where = ("--redis-url", redis_url, "--namespace", namespace)

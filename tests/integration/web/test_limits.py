@@ -82,7 +82,7 @@ def test_a_head_within_the_limit_is_served_also_in_small_pieces(server: LocalSer
     ],
 )
 def test_endless_chunk_framing_is_bounded(server: LocalServer, body: bytes) -> None:
-    """None of these bodies ends. Whether the answer to its head comes first depends on the moment."""
+    """None of these bodies ends. The answer to the head may arrive before the connection ends."""
     with connect(server) as connection:
         try:
             connection.sendall(CHUNKED + body)

@@ -93,7 +93,7 @@ async def test_retry_after_is_short_before_anything_was_served(broker: Broker, q
 async def test_retry_after_is_estimated_from_the_measured_rate(
     broker: Broker, queue: Queue, commands, refused: Refused, unit: str
 ) -> None:
-    """Until what is too much, and a twentieth of the bound, will have been served."""
+    """Covers the time to serve the excess and a twentieth of the bound."""
     for number in range(20):
         await enqueue(broker, f"r{number}", num_prompt_tokens=60, max_tokens=40)
     wave = await take(broker, "e0", 20)

@@ -58,7 +58,7 @@ async def test_an_unknown_band_is_refused_by_name(broker: Broker) -> None:
 async def test_aged_requests_get_the_share_left_by_the_strictness(
     broker: Broker, queue: Queue, strictness: float
 ) -> None:
-    """At every moment, within one request."""
+    """Holds at every step, within one request."""
     await queue.configure(QueuePolicy(ageing_s=0.0, strictness=strictness))
     await fill(broker, "interactive", 200)
     await fill(broker, "batch", 200)

@@ -27,7 +27,7 @@ def engines_of(broker: Broker, *sizes: int, of: str) -> list[Engine]:
 async def test_engines_get_their_parts_in_proportion(
     broker: Broker, of: str, max_tokens: int, num_requests: int
 ) -> None:
-    """Of sequences or of cache, whichever is scarce; and whatever clients ask for, by what is to be expected."""
+    """Measure parts by sequences or cache, whichever is scarcer, and by expected rather than requested output."""
     await teach(broker, num_output=1)
     engines = engines_of(broker, 1000, 500, of=of)
     for engine in engines:
@@ -71,7 +71,7 @@ async def test_nothing_is_left_to_an_engine_that_has_withdrawn(broker: Broker, c
 
 
 async def test_any_engine_may_claim_the_shares_of_others_after_a_delay(broker: Broker) -> None:
-    """The claim says after how long."""
+    """The claim returns the delay."""
     first, other = engines_of(broker, 10, 10, of="max_num_seqs")
     for engine in (first, other):
         await engine.claim()

@@ -102,7 +102,7 @@ async def test_a_returning_tenant_resumes_at_the_service_level_of_the_others(bro
 
 
 async def test_a_waiting_tenant_is_served_before_tenants_that_arrive_later(broker: Broker) -> None:
-    """Each asks once, as users of an app do; names do not count."""
+    """Each tenant sends one request, like users of an app; the order of names does not matter."""
     await enqueue(broker, "z", tenant="z", max_tokens=100)
     await enqueue(broker, *"abcd", max_tokens=100)
     started: list[str] = []
@@ -133,7 +133,7 @@ async def test_newcomers_do_not_starve_a_tenant_with_a_backlog(broker: Broker, c
 
 
 async def test_estimates_that_are_too_high_do_not_hold_up_newcomers(broker: Broker) -> None:
-    """By more than one request: every prompt turns out a tenth as long as its client reckoned."""
+    """Delay is at most one request, although every prompt is a tenth of its client's estimate."""
     for tenant in "ab":
         await enqueue(broker, *[f"{tenant}{i}" for i in range(120)], tenant=tenant, num_prompt_tokens=100)
     usage = Usage(num_prompt_tokens=10)
@@ -166,7 +166,7 @@ async def test_a_short_output_is_credited(broker: Broker) -> None:
 
 
 async def test_a_long_output_is_charged(broker: Broker) -> None:
-    """Three short outputs teach to expect little; what a long one takes beyond that, others get in turn."""
+    """Three short outputs lower the expectation; the excess of a long one is compensated to the other tenants."""
     await enqueue(broker, "x0", "x1", "x2", tenant="x", max_tokens=100)
     for claim in await take(broker, "e0", 3):
         await finish_with(broker, claim, num_output=1)

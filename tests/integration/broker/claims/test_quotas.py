@@ -180,7 +180,7 @@ async def test_the_end_of_a_request_lets_the_next_one_start(broker: Broker, queu
 
 
 async def test_a_released_request_resumes_within_the_concurrency_quota(broker: Broker, queue: Queue) -> None:
-    """It has started before: it counts while it waits for its next engine, and no quota holds it up."""
+    """The request has started: it counts while it waits for its next engine, and no quota delays it."""
     await queue.configure_tenant("t", TenantPolicy(max_concurrent_requests=1, requests_per_minute=1))
     await enqueue(broker, "a", "b", tenant="t")
     (claim,) = await take(broker, "e0", 9)

@@ -194,7 +194,7 @@ async def test_other_tenants_and_bands_are_served_while_a_turn_waits(broker: Bro
 
 @pytest.mark.usefixtures("patient")
 async def test_a_warm_request_keeps_the_fair_order_of_its_tenant(broker: Broker) -> None:
-    """Its tenant was given much, and the other one little, as long as both wait."""
+    """Its tenant was served much and the other one little while both wait."""
     await enqueue(broker, "c-first", num_prompt_tokens=500, max_tokens=1, **turn(1))
     await enqueue(broker, "cold-0", "cold-1", "cold-2", tenant="other", num_prompt_tokens=50, max_tokens=1)
     assert sorted(await ids(broker, "e0", 2)) == ["c-first", "cold-0"]
@@ -279,7 +279,7 @@ async def test_a_tenant_over_its_quota_waits_however_warm(broker: Broker, queue:
 @pytest.mark.parametrize("leave_for_ms", [60_000], indirect=True)
 @pytest.mark.usefixtures("patient")
 async def test_an_engine_that_has_its_part_takes_its_own_and_leaves_the_rest(broker: Broker) -> None:
-    """It looks for its own behind what it leaves to an emptier one."""
+    """Its warm requests come after those that it leaves to an emptier engine."""
     await converse(broker, "e1")
     await look(broker, "e1", held=1)
     await enqueue(broker, "cold", tenant="other")

@@ -16,7 +16,7 @@ from ..engine import Engine, large, pass_patience, small, teach
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_a_wave_fits_the_cache(broker: Broker, seed: int) -> None:
-    """What it holds and what it is handed together; nothing that is next and would fit is left."""
+    """Count held and newly claimed requests together; the next request is claimed if it fits."""
     rng, prompts = random.Random(seed), {}
     for number in range(40):
         prompts[f"r{number}"] = rng.randint(1, 50)
@@ -55,7 +55,7 @@ async def log_tokens(broker: Broker, claim: Claim, num_tokens: int) -> None:
 
 
 async def test_an_empty_engine_claims_a_request_larger_than_its_cache(broker: Broker) -> None:
-    """Only the engine can say that a request can never run there; it must not wait for ever."""
+    """Only the engine can decide that a request can never run there, so the request must not wait for ever."""
     await enqueue(broker, "huge", num_prompt_tokens=5000, max_tokens=1)
     await small(broker, "a")
     engine = Engine(broker, "e0", num_kv_tokens=100)
@@ -67,7 +67,7 @@ async def test_an_empty_engine_claims_a_request_larger_than_its_cache(broker: Br
 
 @pytest.mark.parametrize("tenants", [("t", "t"), ("t", "u")], ids=["same lane", "other tenant"])
 async def test_small_requests_do_not_starve_a_large_one(broker: Broker, tenants: tuple[str, str]) -> None:
-    """The engine takes nothing behind it, so that it drains until the large one fits."""
+    """The engine claims no later request, so that it drains until the large one fits."""
     of_large, of_small = tenants
     engine = Engine(broker, "e0", num_kv_tokens=100)
     await small(broker, *[f"first{i}" for i in range(10)], tenant=of_small)
@@ -85,7 +85,7 @@ async def test_small_requests_do_not_starve_a_large_one(broker: Broker, tenants:
 
 
 async def test_other_engines_skip_a_lane_for_which_one_engine_reserves_its_cache(broker: Broker) -> None:
-    """One engine drains for the large request; the other goes on with other lanes, and not with those behind it."""
+    """One engine drains for the large request; the other serves other lanes, but no later request of that lane."""
     draining, other = Engine(broker, "e0", num_kv_tokens=100), Engine(broker, "e1", num_kv_tokens=100)
     await small(broker, *[f"first{i}" for i in range(20)])
     await fill(draining)
@@ -105,7 +105,7 @@ async def test_other_engines_skip_a_lane_for_which_one_engine_reserves_its_cache
 
 
 async def test_a_cache_reservation_ends_with_its_engine(broker: Broker) -> None:
-    """Another engine takes over the draining, and the request."""
+    """Another engine takes over the reservation and the request."""
     draining, other = Engine(broker, "e0", num_kv_tokens=100), Engine(broker, "e1", num_kv_tokens=100)
     await small(broker, *[f"first{i}" for i in range(20)])
     await fill(draining)

@@ -56,7 +56,7 @@ async def test_strange_entries_of_one_id_in_two_lanes_are_both_kept(broker: Brok
 async def test_an_entry_without_its_request_does_not_affect_others(
     broker: Broker, queue: Queue, commands, order: Order
 ) -> None:
-    """As under a server that evicts keys: its entry is the first by deadline and by arrival."""
+    """Happens on a server that evicts keys; the entry is the first by deadline and by arrival."""
     await queue.configure(QueuePolicy(order=order))
     await enqueue(broker, "gone", timeout_ms=100_000)
     await enqueue(broker, "a", timeout_ms=200_000)

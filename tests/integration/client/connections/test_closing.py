@@ -114,7 +114,7 @@ async def test_a_connection_outlives_a_silence_longer_than_the_urls_timeout(redi
 
 @pytest.mark.parametrize("options", OPTIONS)
 async def test_a_check_that_is_cancelled_ends_by_that(redis_url: str, options: str) -> None:
-    """In whichever turn it is told to: who checks again and again until he is cancelled would else go on for ever."""
+    """Cancel in each iteration; a check that ignored it would repeat for ever."""
     num_turns = 0
     while True:
         checking = asyncio.create_task(check_redis(redis_url + options))

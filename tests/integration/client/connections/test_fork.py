@@ -148,7 +148,7 @@ async def test_an_asynchronous_client_names_its_process_when_used_in_a_child(red
 
 @pytest.mark.usefixtures("broker")
 def test_a_client_names_its_event_loop_when_used_in_another(redis_url: str, namespace: str) -> None:
-    """As under WSGI, where each asynchronous view is run in a loop of its own."""
+    """WSGI runs each asynchronous view in a separate loop."""
     client = Client.connect(redis_url, namespace=namespace)
     with asyncio.Runner() as first:
         first.run(client.open())

@@ -70,7 +70,7 @@ async def set_maxmemory(commands: CommandConnection, num_bytes: int) -> None:
 
 
 async def test_detached_requests_that_redis_has_forgotten_end(client, broker, monkeypatch) -> None:
-    """Nobody has their bytes but who submitted them."""
+    """Only the submitter has their bytes."""
     monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
     gone = await client.submit("hi", request_id="gone")
     await write(broker, await claim_one(broker), 0, 65)
@@ -88,7 +88,7 @@ async def test_detached_requests_that_redis_has_forgotten_end(client, broker, mo
 
 
 async def test_a_streamed_request_lost_by_redis_is_sent_again(client, broker, monkeypatch) -> None:
-    """Its seed is its own, so it comes out as before; what was seen is not told twice."""
+    """The request keeps its seed, so the output is the same; delivered tokens are not repeated."""
     monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
     stream = client.stream("hi", SamplingParams(), request_id="r", timeout_s=1000)
     first = asyncio.ensure_future(anext(stream))
@@ -104,7 +104,7 @@ async def test_a_streamed_request_lost_by_redis_is_sent_again(client, broker, mo
 
 
 async def test_a_resent_request_waits_for_a_full_redis(server: RedisServer, engine: Broker, monkeypatch) -> None:
-    """It was accepted once: the refusal is no answer to a stream that has begun."""
+    """The request was accepted once, so the stream must not fail with the refusal."""
     monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
     commands = CommandConnection(server.url)
     async with Client.connect(server.url) as client:
@@ -147,7 +147,7 @@ async def test_text_is_delivered_once_when_a_shorter_log_is_read_before_it_grows
     redis_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What comes again is cut into other records."""
+    """The repeated text is split into other records."""
     subscriber, has_read, read_log = Subscriber(redis_url), asyncio.Event(), broker.read_log
 
     async def noted_read_log(request_id: str, start: int = 0) -> list[Delta]:

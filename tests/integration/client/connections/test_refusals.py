@@ -92,7 +92,7 @@ async def test_a_refused_login_is_not_repeated_at_once(
 
 
 async def test_a_server_that_cannot_save_delivers_messages(server: RedisServer, tmp_path: Path) -> None:
-    """It refuses PINGs as it refuses writes."""
+    """The server refuses PINGs as it refuses writes."""
     folder = tmp_path / "gone"
     await asyncio.to_thread(folder.mkdir)
     server.start("--appendonly", "no", "--dir", str(folder))

@@ -97,7 +97,7 @@ async def test_a_removed_name_is_unknown_and_the_number_ends_with_the_last_name(
 async def test_a_pin_is_written_to_the_current_adapter_of_the_name(
     registry: AdapterRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody points the name elsewhere between the look and the change."""
+    """The name is moved to another adapter between the lookup and the change."""
     await registry.register(record())
     execute, has_looked = CommandConnection.execute, asyncio.Event()
 

@@ -107,7 +107,7 @@ async def test_a_pinned_adapter_is_loaded_and_recorded(client: Client, two: Two,
 async def test_a_pinned_name_stays_pinned_when_it_is_pointed_elsewhere(
     client: Client, two: Two, cats: Path, dogs: Path
 ) -> None:
-    """And engines let what it was go, where no other pinned name keeps it."""
+    """Engines release the previous adapter unless another pinned name uses it."""
     for engine in two:
         answers(engine)
     await client.add_lora("pets", cats)

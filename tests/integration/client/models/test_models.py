@@ -96,7 +96,7 @@ async def test_no_model_is_assumed_without_engines(client: Client, deployment: D
 async def test_engines_that_restart_soon_count_as_serving(
     client: Client, deployment: Deployment, state: EngineState, restart_at: float, counts: bool
 ) -> None:
-    """Else a restart of one model's engine would send to another what names none."""
+    """Otherwise a request without a model would go to another model during a restart."""
     await deployment.serve("m")
     await deployment.serve("other", state, restart_at)
     if counts:

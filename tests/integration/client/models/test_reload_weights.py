@@ -69,7 +69,7 @@ async def test_no_engine_reloads_if_one_refuses_the_folder(
 async def test_reloading_stops_at_the_first_failure(
     client: Client, two: tuple[PlayedEngine, PlayedEngine], play: Play, subscriber: Subscriber, dies: bool
 ) -> None:
-    """Whether it says why or has died meanwhile; those that have changed are told."""
+    """Covers an engine that returns an error and one that died; engines that have reloaded are reported."""
     asked: list[tuple[str, bool]] = []
     third = play("w-2")
     await third.beat()

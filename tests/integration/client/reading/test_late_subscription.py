@@ -75,7 +75,7 @@ async def num_calls(commands: CommandConnection, name: str) -> int:
 
 
 async def test_many_waiting_requests_are_checked_in_one_command(server: RedisServer, engine: Broker) -> None:
-    """They do not all ask for their logs by themselves; they are heard as they come."""
+    """The readers do not read their logs separately; records arrive by subscription."""
     async with Client.connect(server.url, model="m") as client:
         streaming = [asyncio.ensure_future(client.generate("hi")) for _ in range(20)]
         commands = CommandConnection(server.url)

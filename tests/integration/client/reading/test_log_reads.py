@@ -48,7 +48,7 @@ async def tokens_of(reader: DeltaReader) -> list[int]:
 async def test_records_published_during_a_read_of_the_log_are_delivered(
     broker: Broker, commands: CommandConnection, subscriber: Subscriber
 ) -> None:
-    """No later record shows that one is missing: the end itself comes during the read."""
+    """No later record reveals a missing one, because the end itself arrives during the read."""
     await broker.enqueue("r", b"payload", result_ttl_ms=60_000)
     claim = await claim_one(broker)
     await write(broker, claim, 0, 65)

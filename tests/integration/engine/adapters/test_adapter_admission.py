@@ -93,7 +93,7 @@ def end_of(core: EngineCore, asked: EngineCoreRequest) -> EngineCoreOutput:
 def test_files_that_are_replaced_while_they_are_read_are_no_adapter(
     make: Callable[..., Engine], said: list[LoRARequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their digest was that of the request, and then what is read is another adapter's."""
+    """The digest matched the request, but the files then belong to another adapter."""
     place = Path(shutil.copytree(said[0].lora_path, tmp_path / "moving"))
 
     def replace_and_read(*parts: Any) -> Any:

@@ -139,7 +139,7 @@ def renamed(folder: Path, base: nn.Module, change: Callable[[str], str], *, keep
 def test_layers_have_the_names_of_the_model_that_was_trained(
     part: str, base: transformers.PreTrainedModel, tmp_path: Path
 ) -> None:
-    """Where it reads images, the part that speaks lies in another."""
+    """In a vision model the text decoder is inside another module."""
     whole = renamed(tmp_path / "whole", base, lambda name: name.replace(PREFIX, f"base_model.model.{part}"))
     found = read(whole, base)
     expected = read(write_adapter(tmp_path / "alone", base, R4), base)
@@ -154,7 +154,7 @@ def test_layers_have_the_names_of_the_model_that_was_trained(
 def test_layers_that_read_images_are_refused_by_name(
     part: str, base: transformers.PreTrainedModel, tmp_path: Path
 ) -> None:
-    """Which PEFT's ``target_modules=["q_proj", "v_proj"]`` finds as well."""
+    """PEFT's ``target_modules=["q_proj", "v_proj"]`` matches them too."""
     both = renamed(tmp_path / "a", base, lambda name: name.replace(PREFIX, f"base_model.model.{part}"), keeps=True)
     with pytest.raises(UnsupportedAdapterError, match=f"changes '{part}.*which reads images; only the text model's"):
         read(both, base)

@@ -110,7 +110,7 @@ def test_however_requests_are_cut_and_wherever_they_are_computed(
 def test_as_triton_has_them(
     model_folder: Callable[[str], Path], prompts: list[list[int]], adapters: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In stacks of one rank, here by the kernels' references."""
+    """Adapters of one rank are stacked; the kernels' references compute them here."""
     said, truth = adapters("llama", prompts)
     monkeypatch.setattr(attach, "_layout_for", StackedLayout)
     engine = engine_over(model_folder("llama"), block_size=5, max_loras=2, max_lora_rank=16)
@@ -130,7 +130,7 @@ def test_layers_that_are_fused_in_the_model_itself(
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_adapters_work_with_quantised_weights(quantization: str, prompts: list[list[int]], tmp_path: Path) -> None:
-    """What an adapter adds is not quantised, and the compiled decoder adds it as the layers in Python do."""
+    """The adapter is not quantised; the compiled decoder applies it like the layers in Python."""
     said = {"r8": lora_request(write_adapter(tmp_path / "a", load_base(DEMO_MODEL), R8))}
     found = [
         generate(engine_over(DEMO_MODEL, quantization=quantization, **options).core, mixed(prompts, said))

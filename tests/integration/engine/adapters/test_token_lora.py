@@ -21,7 +21,7 @@ from ..mixed_load import config
 def test_the_forward_receives_the_adapter_of_each_token(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the first token of a prompt one sees whose a token is; in deterministic mode each has a tile's neighbours."""
+    """Token ids identify their request; in deterministic mode each request shares a tile with neighbours."""
     core = build_engine(config(enable_lora=True, **options), DEMO_MODEL).core
     runner = core._executor
     assert isinstance(runner, ModelRunner)

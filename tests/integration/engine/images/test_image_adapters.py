@@ -70,7 +70,7 @@ def renamed(folder: Path, adapter: Path, change: Any) -> Path:
 
 @pytest.mark.parametrize("name", ["gemma3", "idefics3"])
 def test_tokens_are_those_of_the_whole_model_with_the_adapter_merged(name: str, tmp_path: Path) -> None:
-    """By the names that transformers has, by those that it had, and by those of the text model alone."""
+    """Covers names of the present and older transformers, and of the text model."""
     folder, merged = tmp_path / "model", tmp_path / "merged"
     processor = write_vision_model(name, folder)
     whole = load_whole(folder)

@@ -104,7 +104,7 @@ def test_every_way_gives_the_tokens_of_transformers(
 def test_a_prefix_hit_ends_before_an_image_that_it_would_cut(
     gemma: tuple[Path, Any], make: Callable[..., Engine], wanted: dict[str, list[int]]
 ) -> None:
-    """The first four blocks are those of another request, and the fourth ends within the image."""
+    """The first four blocks are cached by another request, and the fourth ends within the image."""
     engine = make()
     other = [*WORDS, PLACEHOLDER, *range(90, 99)]
     run(engine, [asked("one", prompt_token_ids=other)])
@@ -142,7 +142,7 @@ def test_a_token_budget_too_small_for_images_is_reported_and_text_is_served(make
 def test_a_model_with_an_unknown_image_mask_is_distinguished_from_a_known_one(
     make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if its tokens saw what is before them alone."""
+    """The model is treated as if its image tokens attended only to earlier tokens."""
     monkeypatch.setattr(vision_model, "SEES_ITSELF", frozenset())
     refusal = make().ready.image_refusal
     assert "features in place of placeholders give other results" in refusal or "cannot be tried out" in refusal

@@ -169,7 +169,7 @@ def test_a_request_resumed_on_another_engine_gives_the_same_tokens(name: str, ma
 def test_models_with_three_axis_positions_give_the_tokens_of_transformers(
     name: str, make: Make, folders: Callable[[str], tuple[Path, Any]]
 ) -> None:
-    """Text beside images in a batch, drafts behind them, and an image whose blocks another has left."""
+    """Covers text next to images in a batch, drafts after them, and cached blocks of an image."""
     folder, processor = folders(name)
     image = picture(2, 20, 50)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -261,7 +261,7 @@ def test_nothing_is_kept_beyond_the_budget(make: Make) -> None:
 
 
 def test_blocks_are_shared_between_requests_with_the_same_images(make: Make) -> None:
-    """Before the image by all; with it by those whose image it is."""
+    """All requests share blocks before the image; later blocks are shared for equal images."""
     engine = make()
 
     def cached(request_id: str, image: Image.Image) -> int:
@@ -362,7 +362,7 @@ def test_a_processor_that_changes_several_images_is_limited_to_one(make: Make) -
 
 
 def test_models_that_need_more_than_image_features_name_the_missing_part() -> None:
-    """Those are served with text alone, and requests with images get it as their error."""
+    """They serve text only, and requests with images get the missing part as their error."""
     config = transformers.CONFIG_MAPPING["gemma4"]()
     assert not is_vision_type(config)
     assert image_refusal_of(config).startswith("images of gemma4 are not served by this version: ")

@@ -96,7 +96,7 @@ def block_files(folder: Path) -> list[Path]:
 def test_an_engine_reads_the_stored_blocks_of_its_predecessor(
     model: str, options: dict[str, Any], model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """In every layout of the cache; sampled, so that a wrong bit would show sooner."""
+    """Covers every cache layout, with sampling so that a wrong bit shows sooner."""
     folder, sampled = model_folder(model), {"temperature": 1.0, "seed": 7}
     plain = engine_of(folder, **options)
     expected, _ = answer(plain, **sampled)
@@ -116,7 +116,7 @@ def test_an_engine_reads_the_stored_blocks_of_its_predecessor(
 
 
 def test_host_memory_extends_a_cache_that_is_too_small(model_folder: Callable[[str], Path]) -> None:
-    """Every prompt takes the whole cache, and comes back all the same."""
+    """Every prompt fills the whole cache and is restored nevertheless."""
     folder = model_folder("llama")
     with capture_logs() as told:
         engine = build_engine(
@@ -177,7 +177,7 @@ def serve_until_written(folder: Path, kept: Path) -> list[int]:
 def test_a_core_reads_the_stored_blocks_of_a_killed_core(
     packed_model: Path, tmp_path: Path, core_process: CoreProcess
 ) -> None:
-    """One block of three is damaged: it is told, computed again, and mended."""
+    """One block of three is damaged: it is reported, recomputed and replaced."""
     kept = tmp_path / "kept"
     tokens = serve_until_written(packed_model, kept)
     assert isinstance(core_process.start(config_json(packed_model, kept)), Ready)
@@ -270,7 +270,7 @@ def test_a_sleep_keeps_the_folder_and_new_weights_do_not_meet_old_blocks(
 
 
 def test_resetting_the_prefix_cache_forgets_the_folder(make_engine: MakeEngine, tmp_path: Path) -> None:
-    """And weights that a method of the operator's has changed have blocks of their own from then on."""
+    """Weights changed by an operator's method have separate blocks from then on."""
     engine = make_engine(kv_offload_dir=str(tmp_path))
     answer(engine)
     engine.close()

@@ -123,7 +123,7 @@ def poison(core: EngineCore, forward: Forward, monkeypatch: pytest.MonkeyPatch) 
 def test_same_tokens_as_transformers_behind_many_windows(
     name: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunked, in company, preempted, and again from what was left of them."""
+    """Covers chunks, batches, preemption and cached prefixes."""
     make_config, (windows, num_places, num_pages) = MODELS[name]
     is_ahead = way == "ahead"
     num_pages *= 1 + is_ahead  # of two steps

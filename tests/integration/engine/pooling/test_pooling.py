@@ -122,7 +122,7 @@ def test_the_second_text_of_a_pair_has_its_own_token_type(tmp_path: Path, make: 
 
 
 def test_a_model_with_one_token_type_accepts_pairs_unchanged(tmp_path: Path, make: Make) -> None:
-    """Rerankers of XLM-RoBERTa's kind; whatever the tokenizer in the folder says of the second text."""
+    """Covers rerankers like XLM-RoBERTa, whichever token types the tokenizer returns for the second text."""
     module = make_model(tmp_path, "xlm-roberta, one class")
     pair = request("pair", PROMPTS[2])
     pair.second_text_at = 7
@@ -162,7 +162,7 @@ def test_a_compiled_encoder_in_low_precision_matches_single_operations(
 
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
 def test_any_number_of_threads_embeds_the_same(name: str, tmp_path: Path, make: Make) -> None:
-    """Each takes whole texts where there are enough, and all work on one that is longer than the others together."""
+    """Each thread takes whole texts if there are enough; all share a text longer than the others together."""
     make_model(tmp_path, name)
     prompts = [request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
     try:

@@ -175,7 +175,7 @@ async def test_a_killed_core(
 
 
 async def test_a_core_that_raises_leaves_its_traceback(core: Core, faulty_model: Path) -> None:
-    """What is an ``Exception`` fails a request; a library in Rust panics with something else."""
+    """An ``Exception`` fails only a request; a panic of a library in Rust is not an ``Exception``."""
     await core.start(faulty_model, trust_remote_code=True)
     core.client.add_request(request("a", [10, 6]))
     death = await core.client.end()

@@ -117,7 +117,7 @@ def test_ranks_sleep_and_wake_up_together(start: Callable[..., RankGroup], promp
 
 
 def test_ranks_listen_at_their_address_alone(start: Callable[..., RankGroup]) -> None:
-    """Neither the store in which they meet nor gloo asks who calls."""
+    """Neither the rendezvous store nor gloo authenticates its callers."""
     group = start("mixtral", 2)
     group.await_ready()
     listening = [listening_at(rank.core.process.pid) for rank in group.ranks]

@@ -243,7 +243,7 @@ def check_a_wake_up_that_fails(core: CoreProcess, model: Path, elsewhere: Path, 
 def test_two_ranks_that_read_images_sleep_and_change_their_weights(
     name: str, core_process: CoreProcess, tmp_path: Path
 ) -> None:
-    """The tower, which one of them has, with the rest; what they save is whole."""
+    """Includes the vision encoder, which only one rank has; saved files are complete."""
     core, model, place = core_process, tmp_path / "model", tmp_path / "saved"
     model.mkdir()
     write_vision_model(name, model)
@@ -284,7 +284,7 @@ def test_the_end_of_a_rank_is_the_end_of_an_idle_core(core_process: CoreProcess,
 def test_a_failed_forward_on_rank_0_ends_the_engine_for_any_caller(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other ranks wait in a collective: computing on would add what they have to another step's."""
+    """The other ranks wait in a collective; continuing would mix their sums with those of another step."""
     (tmp_path / "spoiling.py").write_text(SPOILING)
     monkeypatch.syspath_prepend(str(tmp_path))
     core = CoreProcess()
@@ -312,7 +312,7 @@ def rank_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_methods_run_in_all_ranks(
     rank_methods: str, core_process: CoreProcess, other_core: CoreProcess, demo_model: Path
 ) -> None:
-    """A method that changes weights changes those of all ranks: tokens are those of one rank that did the same."""
+    """A method that changes weights does so on all ranks: tokens equal those of one rank after the same change."""
     assert isinstance(start(other_core, demo_model, rpc_modules=(rank_methods,)), Ready)
     ranks = started(core_process, demo_model, rpc_modules=(rank_methods,))
     before = tokens(other_core)
@@ -362,7 +362,7 @@ def test_methods_run_in_all_ranks(
 
 
 def test_ranks_end_with_a_core_that_is_killed(core_process: CoreProcess, demo_model: Path) -> None:
-    """One that is stopped as well, and so in no state to notice."""
+    """Covers a suspended rank, which cannot notice the death."""
     rank = psutil.Process(started(core_process, demo_model).pids[1])
     rank.suspend()
     core_process.process.kill()

@@ -30,7 +30,7 @@ def test_tokens_are_those_of_the_plain_step(options: dict[str, Any]) -> None:
 
 
 def test_calls_and_aborts_run_between_batches(core_process: CoreProcess, gate: Gate, gated_model: Path) -> None:
-    """A call finds nothing in flight, and an engine that is emptied by an abort can sleep at once."""
+    """No batch is in flight during a call, and an engine emptied by an abort can sleep immediately."""
     gated = config(model=str(gated_model), trust_remote_code=True, async_scheduling=True)
     assert isinstance(core_process.start(gated.encode()), Ready)
     for number in range(4):

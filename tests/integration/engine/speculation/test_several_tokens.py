@@ -111,7 +111,7 @@ def core_of_several(*, drafts: bool, **options: Any) -> tuple[EngineCore, Severa
 @pytest.mark.parametrize("drafts", [False, True], ids=["known", "drafts"])
 @pytest.mark.parametrize("options", [{}, {"scheduling_policy": "priority", "enable_prefix_caching": False}], ids=str)
 def test_all_is_as_from_one_token_a_step(options: dict[str, Any], drafts: bool) -> None:
-    """With penalties, grammars, log probabilities, minima, and too little KV cache for all."""
+    """Covers penalties, grammars, log probabilities, minima, and too little KV cache for all requests."""
     plain, expected = from_one_token_a_step(*options.items())
     other, executor = core_of_several(drafts=drafts, **options)
     assert_equal(run(other, requests()), expected)
@@ -131,7 +131,7 @@ def test_in_deterministic_mode_every_bit_is_as_from_one_token_a_step(drafts: boo
 
 
 def test_a_grammar_that_fails_at_a_later_token_of_a_step_ends_the_request_there() -> None:
-    """It goes on with a digit, which is not allowed: what it has until then is given out, then the error."""
+    """The next token is a digit, which the grammar forbids: earlier tokens are delivered, then the error."""
     a = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).token_to_id("a")
     asked = request(
         "r", [5], logprobs=1, structured_outputs=StructuredOutputsParams(regex="a{4}[0-9]"), allowed_token_ids=[a]

@@ -49,7 +49,7 @@ def assert_both(core: EngineCore) -> None:
 
 
 def test_speculation_changes_no_output() -> None:
-    """With penalties, grammars, rules, log probabilities, minima, and too little KV cache for all."""
+    """Covers penalties, grammars, rules, log probabilities, minima, and too little KV cache for all requests."""
     plain = core_of(config(), DEMO_MODEL)
     expected = run(plain, requests())
     oracle = Oracle(whole_outputs(requests(), expected), 0.8, DEMO_VOCAB_SIZE)
@@ -132,7 +132,7 @@ def test_a_workload_file_applies_grammars_and_reports_draft_tokens() -> None:
 
 
 def test_phases_can_disable_drafts_and_clear_the_cache() -> None:
-    """What compares the two: the engine is the same one, and neither has the other's prompt."""
+    """A comparison uses one engine, and neither phase may reuse the cached prompts of the other."""
     params = {"temperature": 5.0, "seed": 3, "max_tokens": 12, "ignore_eos": True}
     work = [OfflineRequest([1, *range(first, first + 40)], params) for first in range(40, 120, 20)]
     core = build_engine(config(), DEMO_MODEL).core

@@ -122,7 +122,7 @@ def test_max_tokens_cuts(core: EngineCore, text_of: Callable[[EngineCoreOutput],
 
 
 def test_the_end_of_a_grammar_ends_the_request(core: EngineCore, text_of: Callable[[EngineCoreOutput], str]) -> None:
-    """Whatever else keeps a request going: after the end there is nothing to go on with."""
+    """The request ends even if other parameters would continue it, because no token may follow."""
     cases: dict[str, dict[str, Any]] = {
         "ignored": {"ignore_eos": True},
         "min_tokens": {"min_tokens": 30},
@@ -176,7 +176,7 @@ def test_neighbours_without_a_grammar_get_the_tokens_they_would_have_had(make: C
 def test_a_resumed_request_continues_in_its_grammar(
     make: Callable[..., EngineCore], backend: str, deterministic: bool
 ) -> None:
-    """After every token but a few, on an engine that preempts too."""
+    """Resume after nearly every token, also on an engine that preempts."""
     options: dict[str, Any] = {"structured_outputs_backend": backend, "deterministic": deterministic}
     core = make(**options)
     cramped = make(num_blocks=38, block_size=4, max_model_len=150, max_num_seqs=6, max_num_batched_tokens=8, **options)
@@ -198,7 +198,7 @@ def test_a_resumed_request_continues_in_its_grammar(
 
 
 def test_numbers_have_a_limited_length(core: EngineCore, text_of: Callable[[EngineCoreOutput], str]) -> None:
-    """Also of a model that prefers digits. A longer number of an older engine is finished."""
+    """Covers a model that prefers digits. A longer number from an older engine is completed."""
     digit, schema = {ord("7") - 30: 100.0}, {"type": "integer"}
     long = [ord(char) - 30 for char in "7" * 250]
     requests = [

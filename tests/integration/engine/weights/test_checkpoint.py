@@ -223,7 +223,7 @@ def test_a_model_saved_without_a_head_is_served_if_the_head_is_tied(
 def test_the_text_model_of_a_vision_model_is_served(
     make_folder: Callable[[transformers.PreTrainedModel], Path],
 ) -> None:
-    """The image tower is not loaded, and nobody misses it."""
+    """The vision encoder is not loaded and not reported as missing."""
     vision = {
         "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
         "image_size": 28, "patch_size": 14, "vision_output_dim": 32, "projector_input_dim": 32,

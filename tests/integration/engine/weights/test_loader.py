@@ -128,7 +128,7 @@ def test_a_field_that_transformers_cannot_take_is_named(folder: Path, fields: di
 
 
 def test_a_model_with_custom_code_is_refused_with_the_remedy(folder: Path) -> None:
-    """Nothing of it runs before somebody says that it may."""
+    """No custom code runs before the operator allows it."""
     code = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
     edit_config(folder, model_type="own_model", architectures=["OwnForCausalLM"], auto_map=code)
     (folder / "configuration_own.py").write_text("raise SystemExit('run')\n")

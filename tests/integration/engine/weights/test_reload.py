@@ -60,7 +60,7 @@ def reload(engine: Engine, folder: Path, **fields: Any) -> WeightsReloaded:
 def test_reloaded_weights_give_the_tokens_of_a_fresh_engine(
     make_engine: MakeEngine, packed_model: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """And again with the first ones: nothing is left of others, in caches, scales or layouts."""
+    """Reloading the first weights leaves no trace of the others in caches, scales or layouts."""
     other = changed_copy(packed_model, tmp_path / "other")
     engine, wanted = make_engine(**options), tokens(make_engine(other, **options))
     before = tokens(engine)
@@ -184,7 +184,7 @@ def test_weights_of_another_model_are_refused_and_the_old_ones_keep_serving(
 def test_weights_that_cannot_be_used_are_put_away_again(
     make_engine: MakeEngine, packed_model: Path, tmp_path: Path
 ) -> None:
-    """And if the former ones cannot be used either, the core ends, whatever it answers else."""
+    """If the former weights cannot be used either, the core ends."""
     other = changed_copy(packed_model, tmp_path / "other")
     engine = make_engine()
     before = tokens(engine)

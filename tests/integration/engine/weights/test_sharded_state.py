@@ -79,7 +79,7 @@ def test_saved_weights_can_be_served(
 
 @pytest.mark.parametrize("variant", ["llama, tied embeddings and as many key heads", "qwen3 moe, with a dense layer"])
 def test_the_saved_state_is_read_from_memory(make_engine: MakeEngine, variant: str, tmp_path: Path) -> None:
-    """The files are gone, and other numbers are in memory by now: those are what is saved, by the files' names."""
+    """The files were deleted and the weights in memory changed: memory is saved under the files' names."""
     model = make_model(variant, torch.float32, eos_token_id=2)
     folder = tmp_path / "model"
     model.save_pretrained(folder)
@@ -99,7 +99,7 @@ def test_the_saved_state_is_read_from_memory(make_engine: MakeEngine, variant: s
 def test_saved_state_of_transformed_weights_gives_the_same_tokens(
     make_engine: MakeEngine, packed_model: Path, tmp_path: Path
 ) -> None:
-    """With ``load_format`` "sharded_state", too."""
+    """Covers loading with ``load_format`` "sharded_state"."""
     engine = make_engine(packed_model, dtype="bfloat16")
     before = tokens(engine)
     double_norms(engine)

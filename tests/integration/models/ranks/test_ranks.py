@@ -161,7 +161,7 @@ def test_transformers_plans_give_its_tokens(
 def test_ranks_that_share_experts_give_the_tokens_of_transformers(
     model_type: str, shares_cache: bool, pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]]
 ) -> None:
-    """Of gpt_oss, for which there is no other plan, they share nothing else."""
+    """Ranks split only the experts of gpt_oss, which has no other plan."""
     parts = serve(pair, found(model_type), EXPERTS)
     check_planned(parts, trial.load(found(model_type)[0]), shares_cache=shares_cache)
 
@@ -177,7 +177,7 @@ def check_planned(parts: list[dict[str, Any]], whole: LoadedModel, *, shares_cac
 @pytest.mark.parametrize("layout", [TENSOR, STAGES], ids=["tensor", "stages"])
 @pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - SWITCHES.keys()))
 def test_logits_of_every_family_are_those_of_the_whole_model(variant: str, layout: list[Any], pair: Pair) -> None:
-    """With three layers, 97 words, and biases, windows by layer, tied embeddings."""
+    """Models have three layers, 97 words, biases, windows by layer and tied embeddings."""
     assert pair.do("lean_logits", variant=variant, layout=layout)[0]["error"] < 3e-4
 
 
@@ -225,7 +225,7 @@ def test_one_stage_computes_a_batch_while_the_next_stands_in_another(
 def test_models_that_read_images_give_the_tokens_of_transformers(
     name: str, layout: list[Any], pair: Pair, tmp_path: Path
 ) -> None:
-    """One image and two, mixed, with chunks that end inside of images, preempted, and resumed."""
+    """Covers one and two images in a batch, chunks that end inside images, preemption and resumption."""
     folder = tmp_path / "model"
     folder.mkdir()
     write_vision_model(name, folder)
@@ -234,12 +234,12 @@ def test_models_that_read_images_give_the_tokens_of_transformers(
 
 
 def test_all_ranks_decide_as_rank_0_does(pair: Pair) -> None:
-    """Rank 1 has no logits to judge by, and must not try the next way while rank 0 goes on."""
+    """Rank 1 has no logits to compare, and must not try the next mode while rank 0 continues."""
     assert pair.do("choose", variant="qwen2 moe", is_miscut=False) == [{"mode": "lean"}] * 2
 
 
 def test_a_wrong_split_is_detected_on_all_ranks(pair: Pair) -> None:
-    """It agrees with itself: only the whole model tells."""
+    """The split model agrees with itself, so only a comparison with the whole model detects the error."""
     for answer in pair.do("choose", variant="qwen2 moe", is_miscut=True):
         assert "it gives other results when requests are batched" in answer["refusal"]
 
@@ -259,7 +259,7 @@ def test_weights_return_to_each_rank_after_sleep(
 def test_parts_take_the_options_of_whole_models(
     options: dict[str, Any], pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]]
 ) -> None:
-    """What they compute with these is compared with the whole model while they are loaded."""
+    """Loading compares their results with the whole model."""
     answers = pair.do("only_load", folder=str(found("llama")[0]), layout=TENSOR, **options)
     assert [answer.get("mode", answer) for answer in answers] == ["lean"] * 2
 
@@ -286,7 +286,7 @@ def test_parts_that_compute_tokens_independently_keep_their_bits(
     pair: Pair,
     found: Callable[..., tuple[Path, trial.Expectation]],
 ) -> None:
-    """Others have forwards of fixed sizes."""
+    """Other parts use forwards of fixed sizes."""
     told, _ = pair.do("tried_bits", folder=str(found(model_type, **fields)[0]), layout=layout, is_compiled=is_compiled)
     assert told == {"alone": keeps, "kept": keeps}
 
@@ -484,7 +484,7 @@ def test_another_kind_of_text_decoder_is_refused_by_name(pair: Pair, tmp_path: P
 
 
 def test_states_are_refused_on_all_ranks(pair: Pair, tmp_path: Path) -> None:
-    """jamba's states are no part of what ranks share, whether transformers has a plan for the rest of it or not."""
+    """Ranks cannot split jamba's states, even if transformers has a plan for its other layers."""
     trial.write_model(small_config("jamba"), tmp_path)
     for answer in pair.do("only_load", folder=str(tmp_path), layout=TENSOR):
         assert answer["refusal"].startswith("tensor_parallel_size is 2, ")
