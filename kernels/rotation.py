@@ -18,18 +18,11 @@ def rotate(rows: Tensor) -> Tensor:
 
     Source: Ashkboos et al. 2024 (arXiv:2404.00456).
     """
-    size = rows.shape[-1]
-    num_whole = size // BLOCK
-    sizes = [BLOCK] * num_whole + [bit for bit in _powers_of_two() if (size % BLOCK) & bit]
-    wide = rows.float()
-    whole, *rest = wide.split([num_whole * BLOCK, *sizes[num_whole:]], dim=-1)
+    num_left = rows.shape[-1] % BLOCK
+    sizes = [1 << bit for bit in reversed(range(num_left.bit_length())) if num_left >> bit & 1]
+    whole, *rest = rows.float().split([rows.shape[-1] - num_left, *sizes], dim=-1)
     parts = [_rotate_blocks(whole, BLOCK), *(_rotate_blocks(part, part.shape[-1]) for part in rest)]
     return torch.cat(parts, dim=-1)
-
-
-def _powers_of_two() -> list[int]:
-    """Return those below ``BLOCK``, the largest first."""
-    return [1 << bit for bit in range(BLOCK.bit_length() - 2, -1, -1)]
 
 
 def _rotate_blocks(rows: Tensor, size: int) -> Tensor:

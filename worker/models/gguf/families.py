@@ -134,15 +134,16 @@ class Family:
             return []
         own = self.architecture.top if layer is None else self.architecture.layer
         exact = own.get(f"{part}.{kind or ''}")
-        found = exact or own.get(part) or (_TOP if layer is None else _LAYER).get(part)
-        if found is None:
+        entry = exact or own.get(part) or (_TOP if layer is None else _LAYER).get(part)
+        if entry is None:
             return [Target(name, shape, None, Place(name))]
         prefix = "" if layer is None else f"{self.architecture.prefix}{layer}."
         ending = f".{kind}" if kind and not exact else ""
-        places = (self._changed(part, kind, found),) if isinstance(found, str) else found
+        if isinstance(entry, str):
+            entry = self._changed(part, kind, entry)
         return [
             target
-            for place in (places if isinstance(places, tuple) else (places,))
+            for place in (entry if isinstance(entry, tuple) else (entry,))
             for target in self._of_place(place, prefix, ending, shape)
         ]
 
