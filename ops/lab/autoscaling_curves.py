@@ -156,11 +156,11 @@ class ScaledDeployment:
         self._waiting -= claimed
         self._running += claimed
         # By Little's law: each token stays as long as in an engine with a full cache at full speed.
-        done = min(self._running * self._speed / self._kv_tokens, serving * self._speed)
-        self._running -= done
-        self.served += done
-        if serving and done:
-            self._mean_rate += (done - self._mean_rate) / 30
+        num_ended = min(self._running * self._speed / self._kv_tokens, serving * self._speed)
+        self._running -= num_ended
+        self.served += num_ended
+        if serving and num_ended:
+            self._mean_rate += (num_ended - self._mean_rate) / 30
             self.longest_wait_s = max(self.longest_wait_s, self._waiting / (serving * self._speed))
         if now % POLL_S == 0:
             self.scaler.poll(now, self._wanted(serving))

@@ -26,7 +26,7 @@ _ALL = {**CONVERSIONS, **EMBEDDERS}
 
 
 def common_keys(config: Any) -> Keys:
-    """What llama.cpp's converter writes for every model, as far as the configuration says it."""
+    """Return the keys that llama.cpp's converter writes for every model, if the configuration has them."""
     rope = getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0}
     local = rope.get("sliding_attention", {})
     rope = rope.get("full_attention", rope)
@@ -44,17 +44,17 @@ def common_keys(config: Any) -> Keys:
         "expert_count": "num_local_experts",
         "expert_used_count": "num_experts_per_tok",
     }
-    found = {key: getattr(config, name, None) for key, name in names.items()}
-    found["attention.layer_norm_rms_epsilon"] = found["attention.layer_norm_rms_epsilon"] or getattr(
+    values = {key: getattr(config, name, None) for key, name in names.items()}
+    values["attention.layer_norm_rms_epsilon"] = values["attention.layer_norm_rms_epsilon"] or getattr(
         config, "norm_eps", None
     )
-    found["attention.layer_norm_epsilon"] = found["attention.layer_norm_epsilon"] or getattr(
+    values["attention.layer_norm_epsilon"] = values["attention.layer_norm_epsilon"] or getattr(
         config, "norm_epsilon", None
     )
-    found["expert_count"] = found["expert_count"] or getattr(config, "num_experts", None)
-    found |= {"rope.freq_base": rope["rope_theta"], "rope.freq_base_swa": local.get("rope_theta")}
+    values["expert_count"] = values["expert_count"] or getattr(config, "num_experts", None)
+    values |= {"rope.freq_base": rope["rope_theta"], "rope.freq_base_swa": local.get("rope_theta")}
     if rope["rope_type"] == "yarn":
-        found |= {
+        values |= {
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": rope["factor"],
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
@@ -62,8 +62,8 @@ def common_keys(config: Any) -> Keys:
             "rope.scaling.yarn_beta_slow": rope["beta_slow"],
         }
     elif rope["rope_type"] == "linear":
-        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
-    return {key: value for key, value in found.items() if value is not None}
+        values |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def drawn_model(model_type: str) -> PreTrainedModel:

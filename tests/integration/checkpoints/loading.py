@@ -51,7 +51,7 @@ def tokens(model: Path, **options: Any) -> list[int]:
 
 
 def embedding(model: Path) -> torch.Tensor:
-    """What an engine answers to the prompt, as an embedder."""
+    """Return the embedding of the prompt by an engine."""
     config = EngineConfig(model=str(model), dtype="float32", num_threads=1)
     core = build_engine(config, resolve_model_folder(config.model)).core
     request = EngineCoreRequest(request_id="1", prompt_token_ids=PROMPT, pooling_params=PoolingParams())

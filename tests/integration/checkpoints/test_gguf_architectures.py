@@ -33,8 +33,8 @@ def test_a_file_gives_the_tokens_of_its_model(model_type: str, tmp_path: Path) -
     assert type(loaded) is type(model)
     weights = loaded.state_dict()
     assert weights.keys() == model.state_dict().keys()
-    kept = {} if CONVERSIONS[model_type].folds else model.state_dict()
-    for name, tensor in kept.items():
+    stored = {} if CONVERSIONS[model_type].folds else model.state_dict()
+    for name, tensor in stored.items():
         torch.testing.assert_close(weights[name], tensor, msg=lambda text, name=name: f"{name}: {text}")
     prompt = torch.tensor([PROMPT])
     expected = model.generate(prompt, max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None)[0, len(PROMPT) :]

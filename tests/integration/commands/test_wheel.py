@@ -24,11 +24,11 @@ IMPORT = "import penstock.producer as it; it.Client, it.SamplingParams; print(it
 
 
 def run(*words: str | Path, cwd: Path, **variables: str) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         words, cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
 
 
 def copy_sources(target: Path) -> str:

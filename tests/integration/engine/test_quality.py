@@ -121,15 +121,15 @@ def test_each_format_is_reported_before_it_is_computed(text_file: Path) -> None:
 
 def test_the_program_prints_a_table(text_file: Path) -> None:
     command = [sys.executable, "-m", "penstock.ops.cli", "quality", MODEL, "--text", str(text_file), "--threads", "1"]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "--kv-cache-dtype", "fp8"], capture_output=True, text=True, timeout=240, check=True
     )
-    title, _, header, reference, measured = done.stdout.splitlines()
+    title, _, header, reference, measured = result.stdout.splitlines()
     assert title.startswith(f"{MODEL}, ")
     assert header.split() == ["WEIGHTS", "KV", "CACHE", "PERPLEXITY", "KL", "(NATS)", "SAME", "FIRST", "CHOICE"]
     assert reference.split()[-2:] == ["reference", "reference"]
     assert measured.split()[:2] == ["bfloat16", "fp8_e4m3"]
-    assert done.stderr == ""
+    assert result.stderr == ""
 
 
 @pytest.fixture

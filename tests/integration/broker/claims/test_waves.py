@@ -85,7 +85,7 @@ async def test_small_requests_do_not_starve_a_large_one(broker: Broker, tenants:
 
 
 async def test_other_engines_skip_a_lane_for_which_one_engine_reserves_its_cache(broker: Broker) -> None:
-    """One engine drains for the large request; the other serves other lanes, but no later request of that lane."""
+    """The other engine serves other lanes, but no later request of the lane that the first one reserves for."""
     draining, other = Engine(broker, "e0", num_kv_tokens=100), Engine(broker, "e1", num_kv_tokens=100)
     await small(broker, *[f"first{i}" for i in range(20)])
     await fill(draining)

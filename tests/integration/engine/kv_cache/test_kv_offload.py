@@ -177,7 +177,7 @@ def serve_until_written(folder: Path, kept: Path) -> list[int]:
 def test_a_core_reads_the_stored_blocks_of_a_killed_core(
     packed_model: Path, tmp_path: Path, core_process: CoreProcess
 ) -> None:
-    """One block of three is damaged: it is reported, recomputed and replaced."""
+    """A damaged block of three is reported, recomputed and replaced."""
     kept = tmp_path / "kept"
     tokens = serve_until_written(packed_model, kept)
     assert isinstance(core_process.start(config_json(packed_model, kept)), Ready)
