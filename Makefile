@@ -108,10 +108,10 @@ models: $(VENV)/.installed
 		--out ops/lab/reports/models$(RANK_NAME).md
 	rm build/models$(RANK_NAME).rows
 
-# Families over two ranks, in each way that ranks share them: the table of ops/guide/ranks.md.
+# Families over two ranks, in each way that ranks share them: the table of ops/guide/serving/ranks.md.
 layouts: $(VENV)/.installed
 	mkdir -p build
-	$(BIN)/python -m penstock.ops.lab.survey.layouts --rows build/layouts.rows --into ops/guide/ranks.md
+	$(BIN)/python -m penstock.ops.lab.survey.layouts --rows build/layouts.rows --into ops/guide/serving/ranks.md
 	rm build/layouts.rows
 
 # A source distribution and the wheel that it gives, in dist. The test installs such a wheel without a compiler first.

@@ -137,7 +137,7 @@ PROGRAMS = (START, OFFLINE)
 
 
 def guide_tables() -> str:
-    """Return all options as tables for ops/guide/configuration.md."""
+    """Return all options as tables for ops/guide/reference/configuration.md."""
     run = Program(OFFLINE.name, (RunOptions,))
     return f"{guide_table(START)}\n{guide_table(run)}"
 

@@ -1,4 +1,4 @@
-"""A scenario to simulate, as in a TOML file. A table of the fields is in ``ops/guide/simulator.md``."""
+"""A scenario to simulate, as in a TOML file. ``ops/guide/understanding/simulator.md`` has a table of the fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Webhooks: events about the ends of requests, and their delivery; the user's guide is ``ops/guide/webhooks.md``.
+"""Webhooks: events about the ends of requests, and their delivery; the user's guide is ``ops/guide/howto/webhooks.md``.
 
     request ends in Redis ──▶ outbox ────▶ event ──────────▶ attempts ─────────────▶ delivered | dead
              finish.lua …     outbox.py    event_store.py    delivery.py

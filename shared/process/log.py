@@ -1,7 +1,7 @@
 """Logs of Penstock's own processes: one line per event on standard error, pretty on a terminal, JSON elsewhere.
 
-An event is a name in snake_case, which programs search for; ops/guide/logs.md has all of them. Further facts are in
-fields. People read the name with spaces in it.
+An event is a name in snake_case, which programs search for; ops/guide/reference/logs.md lists all events. Further facts
+are in fields. People read the name with spaces in it.
 
 Only commands and our processes call ``configure_logging``; a web app that imports the client keeps its own set-up.
 There the lines of ``get_logger`` go through the standard library's ``logging``, below the logger ``penstock``, and

@@ -4,7 +4,7 @@
         ├─▶ --option of the command line ┐
         ├─▶ PENSTOCK_OPTION              ├─▶ Settings ─▶ the configuration
         ├─▶ option of a --config file    ┘
-        └─▶ the table of ops/guide/configuration.md
+        └─▶ the table of ops/guide/reference/configuration.md
 
 ``readers.py`` has the kinds of values, ``option.py`` the declaration, ``program.py`` the options of one program,
 ``settings.py`` the precedence of sources and their display. The programs are in

@@ -14,7 +14,7 @@ CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 _EPILOG = (
     f"Every option can also be an environment variable, PENSTOCK_MAX_NUM_SEQS=8, or a line of a TOML file, "
     f"max_num_seqs = 8, that --config or {CONFIG_VARIABLE} names. The command line wins over the environment, that "
-    f"over the file. ops/guide/configuration.md has them all."
+    f"over the file. ops/guide/reference/configuration.md has them all."
 )
 
 

@@ -171,7 +171,7 @@ def _read_file(path: str, programs: Iterable[Program]) -> dict[str, Any]:
     names = {declared.name for program in programs for declared in program.options}
     for key in content:
         if key not in names:
-            remedy = did_you_mean(key.replace("-", "_"), names) or "ops/guide/configuration.md has all keys"
+            remedy = did_you_mean(key.replace("-", "_"), names) or "ops/guide/reference/configuration.md has all keys"
             raise UsageError(f"unknown key {key} in {path}; {remedy}")
     return content
 

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.xdist_group("deployment")
 
 ROOT = Path(__file__).parents[3]
 # The other pages of the guide are run as a whole.
-BY_BLOCK = (ROOT / "README.md", ROOT / "ops/guide/requests.md")
-PAGES = (*BY_BLOCK, ROOT / "ops/guide/controlling.md")
+BY_BLOCK = (ROOT / "README.md", ROOT / "ops/guide/howto/requests.md")
+PAGES = (*BY_BLOCK, ROOT / "ops/guide/serving/controlling.md")
 BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
 
 

@@ -81,7 +81,7 @@ def test_a_wrong_value_of_the_environment(name: str, words: str, sentence: str) 
         ('dtype = "bfloat"', "dtype in {} must be one of auto, float32, bfloat16, float16, got 'bfloat'; did you mean"),
         ("max_nun_seqs = 8", "unknown key max_nun_seqs in {}; did you mean max_num_seqs?"),
         ("max-num-seqs = 8", "unknown key max-num-seqs in {}; did you mean max_num_seqs?"),
-        ("zzz = 8", "unknown key zzz in {}; ops/guide/configuration.md has all keys"),
+        ("zzz = 8", "unknown key zzz in {}; ops/guide/reference/configuration.md has all keys"),
         ("[lease]\nttl = 3", "unknown key lease in {}"),
         ("config = 'x'", "unknown key config in {}"),
         ("max_num_seqs 8", "--config {} is not a TOML file: "),

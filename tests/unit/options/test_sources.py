@@ -178,7 +178,7 @@ def test_programs_show_it_and_load_no_torch(command: list[str], write: Callable[
 
 
 def test_the_guide_lists_all_options_as_declared() -> None:
-    page = (ROOT / "ops" / "guide" / "configuration.md").read_text()
+    page = (ROOT / "ops" / "guide" / "reference" / "configuration.md").read_text()
     table = page.partition("-->\n")[2].partition("<!-- end -->")[0].strip()
     assert table == guide_tables().strip(), "put in what python -m penstock.worker.programs prints"
 
@@ -186,9 +186,9 @@ def test_the_guide_lists_all_options_as_declared() -> None:
 def test_options_that_documents_name_exist() -> None:
     flags = {option.flag for option in START.options} | {"--config", "--show-config"}
     flags |= {f"--no-{flag[2:]}" for flag in flags}
-    pages = [ROOT / "README.md", *(ROOT / "ops" / "guide").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "ops" / "guide").glob("**/*.md")]
     calls = [call for page in pages for call in re.findall(r"worker start ([^`|\n]*)", page.read_text())]
-    sections = (ROOT / "ops" / "guide" / "models.md").read_text().split("\n## ")
+    sections = (ROOT / "ops" / "guide" / "serving" / "models.md").read_text().split("\n## ")
     calls += [section for section in sections if "penstock quality" not in section]
     named = {flag for call in calls for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", call)}
     assert named - flags == set()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.producer import LLM, Client, RequestHandle
 
-PAGE = Path(__file__).parents[3] / "ops" / "guide" / "client.md"
+PAGE = Path(__file__).parents[3] / "ops" / "guide" / "migrating" / "client.md"
 # Their results are asynchronous themselves, or they are about the connection.
 # The blocking `encode` takes many prompts itself.
 ASYNCHRONOUS_ALONE = {"open", "submit", "submit_many", "handle", "cancel", "encode_all"}

@@ -61,7 +61,7 @@ def test_every_install_command_names_our_distribution_and_its_extras() -> None:
         "Makefile",
         "ops/deploy/docker/Dockerfile",
         "kernels/dispatch.py",
-        "ops/guide/gateway.md",
+        "ops/guide/howto/gateway.md",
     ):
         assert collected[Path(name)], name
     assert [f"{path}: {fault}" for path, text in texts() for fault in faults(text)] == []

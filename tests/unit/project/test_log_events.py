@@ -1,4 +1,4 @@
-"""Events of the log are names in snake_case, and ops/guide/logs.md has all of them, with their fields."""
+"""Events of the log are names in snake_case, and ops/guide/reference/logs.md has all of them, with their fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SNAKE_CASE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 LOGGERS = {"log", "self._log"}
 # Arguments that are no fields.
 NO_FIELDS = {"exc_info"}
-PAGE = ROOT / "ops" / "guide" / "logs.md"
+PAGE = ROOT / "ops" / "guide" / "reference" / "logs.md"
 
 
 @dataclass
