@@ -245,7 +245,7 @@ def prepare_chat(body: ChatCompletionBody, parsers: Parsers | None = None) -> Pr
     if template_kwargs:
         options["chat_template_kwargs"] = template_kwargs
     return PreparedChat(
-        prompts=[template_messages(body.messages)],
+        prompts=[template_messages(body.messages, keeps_developer=parsers.takes_developer)],
         params=body.sampling_params(
             max_tokens=body.max_completion_tokens,
             logprobs=num_top,

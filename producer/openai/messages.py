@@ -45,18 +45,25 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     refusal: str | UnsetType | None = UNSET
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return the messages with text or parts as content. OpenAI's role "developer" becomes "system".
+def template_messages(messages: Sequence[ChatMessage], *, keeps_developer: bool = False) -> list[dict[str, Any]]:
+    """Return the messages with text or parts as content.
 
     Several parts are passed unchanged, because only the worker knows whether the chat template iterates over parts or
-    needs one text.
+    needs one text. System messages stay where they are, because the worker knows where the template takes them.
+
+    Args:
+        keeps_developer: whether the template knows OpenAI's role "developer". If not, it becomes "system".
 
     Raises:
         OpenAIError: 400, there is no message, one has no content, or a part is neither text nor image.
     """
     if not messages:
         raise bad_field("messages", "messages must hold at least one message")
-    return [_template_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    template_messages = [_template_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    for message in template_messages:
+        if message["role"] == "developer" and not keeps_developer:
+            message["role"] = "system"
+    return template_messages
 
 
 def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
@@ -67,10 +74,7 @@ def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
         content = message.refusal
     if content is None and not (message.role == "assistant" and message.tool_calls):
         raise bad_field(f"{path}.content", f"{path}.content must be text, got null")
-    template_message: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": content,
-    }
+    template_message: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
         check_tool_calls(message.tool_calls, f"{path}.tool_calls")
     if message.role == "tool":

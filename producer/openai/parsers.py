@@ -21,14 +21,16 @@ _MISSING_TTL_S = 1.0
 
 
 class Parsers(msgspec.Struct, frozen=True):
-    """Parsers by name. With ``reasoning`` "none" the answer is left unchanged.
+    """Parsers by name, and facts of the model's card. With ``reasoning`` "none" the answer is left unchanged.
 
     ``thinks_before_grammar``: an answer with a grammar also starts with reasoning.
+    ``takes_developer``: the chat template knows the role "developer".
     """
 
     tool_call: str = DEFAULT_TOOL_CALL_PARSER
     reasoning: str = NONE
     thinks_before_grammar: bool = False
+    takes_developer: bool = False
 
 
 class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,7 @@ class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
             tool_call=DEFAULT_TOOL_CALL_PARSER if tool_call in (AUTO, "") else tool_call,
             reasoning=NONE if reasoning in (AUTO, "") else reasoning,
             thinks_before_grammar=card is not None and card.thinks_before_grammar,
+            takes_developer=card is not None and card.takes_developer,
         )
 
 

@@ -89,6 +89,9 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         max_images: max images of a request; None if no worker has reported it. With 0, ``image_refusal`` is the reason.
         thinks_before_grammar: whether a grammar waits for the end of reasoning, as ``reasoning_parser`` marks it.
         weights_version: version of the weights of that engine; heartbeats have those of others.
+        system_anywhere: whether its chat template renders system messages after the first user message. If not, workers
+            send them to the model as user text between ``<system-reminder>`` tags, at the same place.
+        takes_developer: whether its chat template renders the role "developer". If not, it is "system".
     """
 
     version: int = WIRE_VERSION
@@ -115,6 +118,8 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     max_images: int | None = None
     image_refusal: str = ""
     weights_version: str = ""
+    system_anywhere: bool = False
+    takes_developer: bool = False
 
 
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):

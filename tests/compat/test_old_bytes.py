@@ -69,6 +69,7 @@ def test_a_card_of_an_earlier_worker_still_decodes() -> None:
     card = msgspec.json.decode(data, type=records.ModelCard)
     assert (card.model, card.max_model_len, card.eos_token_ids) == ("m", 9, [])
     assert (card.supported_tasks, card.is_tracing_enabled) == (("generate",), False)
+    assert (card.system_anywhere, card.takes_developer) == (False, False)
 
 
 def test_every_command_call_and_answer_is_recorded() -> None:

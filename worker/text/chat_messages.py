@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...shared.params.chat import check_messages, is_parts, joined
+from .message_roles import Messages, Render, place_instructions, probe_roles
 
 _KEY = "probed_argument"
 _FUNCTION = {"name": "probed_function", "description": "probed", "parameters": {"type": "object", "properties": {}}}
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-Messages = list[dict[str, Any]]
-Render = Callable[[Messages, dict[str, Any]], str]
 
 _WORD = "probed"
 # Every known template expects a text as the result of a tool.
@@ -20,20 +18,25 @@ _PROBED_ROLES = ("system", "user", "assistant")
 
 
 class MessageForm:
-    """The form of contents and tool calls that a template expects.
+    """The form of messages that a template expects: roles, contents and tool calls.
 
     Most templates expect the arguments of a call as an object, which they convert to JSON, and no content. Some
     concatenate arguments or content as text. The form is determined by rendering a call in each form, when it is first
     needed.
 
     Args:
+        source: the template.
         render: renders messages and other names with the template; may raise any exception.
+
+    Attributes:
+        roles: places of instructions that the template renders.
     """
 
-    def __init__(self, render: Render) -> None:
+    def __init__(self, source: str, render: Render) -> None:
         self._render = render
         self._content = ContentForm(render)
         self._form: tuple[bool, str | None] | None = None
+        self.roles = probe_roles(source, self._render_text)
 
     def apply(self, messages: Messages) -> Messages:
         """Return ``messages`` in the form that the template expects.
@@ -41,11 +44,16 @@ class MessageForm:
         Raises:
             ValidationError: one is not a message, or a part of a content is not text.
         """
-        messages = [self._content.apply(message) for message in check_messages(messages)]
+        messages = place_instructions(check_messages(messages), self.roles)
+        messages = [self._content.apply(message) for message in messages]
         messages = [
             self._apply_to_reply(message) if message["role"] == "assistant" else message for message in messages
         ]
         return _without_none(messages)
+
+    def _render_text(self, messages: Messages, names: dict[str, Any]) -> str:
+        """Render messages with text as content."""
+        return self._render([self._content.apply(message) for message in messages], names)
 
     def _apply_to_reply(self, message: dict[str, Any]) -> dict[str, Any]:
         reasoning = next((message[name] for name in _REASONING_FIELDS if message.get(name) is not None), None)

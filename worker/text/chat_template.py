@@ -27,7 +27,8 @@ from ...shared.errors import ModelLoadError, PenstockError, RequestFailedError, 
 from ...shared.params.chat import REASONING_MARKS
 from ...shared.process.boundary import describe
 from ...shared.values.shown import shown
-from .chat_messages import MessageForm, Messages
+from .chat_messages import MessageForm
+from .message_roles import Messages, RoleSupport
 from .model_files import read_json
 
 CHAT_TEMPLATE_FAILED = "chat_template_failed"
@@ -62,7 +63,7 @@ class ChatTemplate:
             raise ModelLoadError(f"the chat template cannot be read: {error}") from error
         self.uses_tools = "tools" in names
         self._special_tokens = special_tokens
-        self._form = MessageForm(self._render)
+        self._form = MessageForm(self.source, self._render)
 
     @classmethod
     def load(cls, folder: Path, config: dict[str, Any]) -> ChatTemplate | None:
@@ -89,6 +90,11 @@ class ChatTemplate:
     @staticmethod
     def missing() -> ValidationError:
         return ValidationError("messages: this model has no chat template; pass the prompt as text or token ids")
+
+    @property
+    def roles(self) -> RoleSupport:
+        """Places of instructions that the template renders."""
+        return self._form.roles
 
     def render(self, messages: Messages, kwargs: dict[str, Any]) -> str:
         """Return the prompt text for ``messages``; ``kwargs`` are further names for the template, such as ``tools``.

@@ -20,6 +20,7 @@ from ...shared.params.sampling import SamplingParams
 from .chat_template import OPENED_BY_PROMPT, ChatStyle, ChatTemplate, style_of
 from .detokenizer import DecodeContext, IncrementalDetokenizer
 from .encoding import encode, encode_cut, encode_cut_pair, max_chars_per_token, tokenizing
+from .message_roles import RoleSupport
 from .model_files import read_json
 from .vocabulary import TokenBytes, TokenKinds, bad_word_sequences, find_marks, find_think_token_ids
 
@@ -87,6 +88,11 @@ class TextCodec:
     def has_chat_template(self) -> bool:
         """Whether a prompt may consist of messages."""
         return self._chat_template is not None
+
+    @property
+    def roles(self) -> RoleSupport:
+        """Places of system and developer messages that the chat template renders."""
+        return RoleSupport() if self._chat_template is None else self._chat_template.roles
 
     @property
     def can_show_tools(self) -> bool:

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...inputs.prompt import Prompt
 from ...openai.errors import bad_field
 from ...openai.messages import ChatMessage, template_messages
 from ..http import gateway_of, json_response, read_body, while_connected
@@ -65,8 +66,12 @@ async def tokenize(request: Request) -> Response:
         raise bad_field("add_special_tokens", "add_special_tokens is for a prompt; the chat template adds its own")
     if body.messages is None and kwargs:
         raise bad_field("messages", "add_generation_prompt and chat_template_kwargs need messages")
+    prompt: Prompt = body.prompt or ""
+    if body.messages is not None:
+        parsers = await gateway.parsers.for_model(body.model)
+        prompt = template_messages(body.messages, keeps_developer=parsers.takes_developer)
     work = gateway.client.tokenize(
-        body.prompt if body.prompt is not None else template_messages(body.messages or []),
+        prompt,
         model=body.model,
         add_special_tokens=body.add_special_tokens is not False,
         chat_template_kwargs=kwargs,

@@ -12,8 +12,8 @@ from ..errors import OpenAIError, bad_field, error_of
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 _TYPES = ("message", "function_call", "function_call_output", "reasoning")
-# Chat templates have no role "developer", which is OpenAI's name for "system".
-_ROLES = {"developer": "system"}
+# Roles of the caller's instructions.
+_INSTRUCTIONS = ("system", "developer")
 
 
 class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
@@ -157,8 +157,8 @@ def _completed(item: Item, index: str, response_id: str) -> Item:
 def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
     """Return the conversation as chat messages.
 
-    Reasoning, text and calls of one turn of the model form one message of the assistant. System messages at the start
-    are joined, since most templates accept only one.
+    Reasoning, text and calls of one turn of the model form one message of the assistant. System and developer messages
+    at the start are joined, since most templates accept only one.
 
     Raises:
         OpenAIError: an output has no preceding call, or an image is at a place where none is allowed.
@@ -191,7 +191,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
 
 
 def _add_message(messages: list[dict[str, Any]], message: Message) -> None:
-    role = _ROLES.get(message.role, message.role)
+    role = message.role
     if not isinstance(message.content, str) and any(isinstance(part, InputImage) for part in message.content):
         messages.append({"role": _check_image_role(role), "content": [_message_part(part) for part in message.content]})
         return
@@ -199,7 +199,7 @@ def _add_message(messages: list[dict[str, Any]], message: Message) -> None:
     if role == "assistant":
         turn = _turn(messages, for_text=True)
         turn["content"] = text
-    elif role == "system" and messages and all(earlier["role"] == "system" for earlier in messages):
+    elif role in _INSTRUCTIONS and messages and all(earlier["role"] in _INSTRUCTIONS for earlier in messages):
         messages[-1]["content"] += "\n\n" + text
     else:
         messages.append({"role": role, "content": text})

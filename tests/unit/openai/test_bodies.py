@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from penstock.producer.openai.errors import OpenAIError, error_of
+from penstock.producer.openai.parsers import Parsers
 from penstock.shared import errors
 from penstock.shared.params.structured import StructuredOutputsParams
 
@@ -18,6 +19,13 @@ CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/
 
 def chat(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+
+
+def test_developer_messages_are_those_of_the_system_unless_the_template_knows_the_role() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "developer", "content": "be"}]
+    for takes_developer, role in ((False, "system"), (True, "developer")):
+        prepared = prepare(CHAT, chat(messages=messages), Parsers(takes_developer=takes_developer))
+        assert prepared.prompt == [messages[0], {"role": role, "content": "be"}]
 
 
 def test_a_chat_becomes_messages_params_and_options() -> None:

@@ -256,6 +256,7 @@ def test_parsers_are_those_of_the_card_unless_chosen() -> None:
     thinking = ModelCard(model="t", reasoning_parser="qwen3", thinks_before_grammar=True)
     assert ParserChoice().for_model(thinking) == Parsers("hermes", "qwen3", thinks_before_grammar=True)
     assert ParserChoice().for_model(card) == Parsers("mistral", "qwen3")
+    assert ParserChoice().for_model(ModelCard(model="d", takes_developer=True)) == Parsers(takes_developer=True)
     assert ParserChoice().for_model(plain) == ParserChoice().for_model(None) == Parsers("hermes", "none")
     assert ParserChoice(tool_call="llama3_json", reasoning="none").for_model(card) == Parsers("llama3_json", "none")
     for wrong in ({"tool_call": "x"}, {"reasoning": "x"}):
