@@ -46,6 +46,12 @@ class Metrics:
         self.resumed = Counter(
             "penstock_http_streams_resumed", "Streams resumed with Last-Event-ID", registry=self.registry
         )
+        self.ignored = Counter(
+            "penstock_http_fields_ignored",
+            "Fields of bodies that had no effect, by name; those that no known program sends are 'other'",
+            ["field"],
+            registry=self.registry,
+        )
 
     def families(self) -> list[Family]:
         """Return the current values."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from typing import Any
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,6 +21,8 @@ from ...shared.process.log import get_logger, log_ids
 from ...shared.values.names import MAX_NAME_CHARS
 from ...shared.values.shown import MAX_SHOWN_CHARS, shown
 from ..openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
+from ..openai.unknown_fields import HEADER as IGNORED_HEADER
+from ..openai.unknown_fields import counted_name, header_value
 from ..web.connection import RequestBody
 from .auth import Authenticator
 from .http import error_response, trace_headers
@@ -65,7 +68,7 @@ class GatewayMiddleware:
             return
         body = RequestBody(receive, self._request_timeout_s, _late_body)
         exchange = Exchange(scope, send, body)
-        state = scope.setdefault("state", {})
+        state = scope["state"]
         state["started_at"], state["x_request_id"] = exchange.started_at, exchange.request_id
         self._num_running += 1
         self._metrics.in_flight.inc()
@@ -105,6 +108,8 @@ class GatewayMiddleware:
         route = scope["state"].get("route", NO_ROUTE)
         self._metrics.requests.labels(route, _method(scope), status).inc()
         self._metrics.latency.labels(route).observe(seconds)
+        for field in scope["state"].get("ignored", ()):
+            self._metrics.ignored.labels(counted_name(field)).inc()
         log.info(
             "http_request",
             method=scope["method"],
@@ -115,7 +120,8 @@ class GatewayMiddleware:
 
 
 class Exchange:
-    """A request and its response. It adds the request id to the head of the response, and records its status.
+    """A request and its response. It adds the request id and the names of ignored fields to the head of the response,
+    and records its status.
 
     If the body arrived too late, the connection is closed after the response, since the rest of the body is not
     awaited.
@@ -124,6 +130,7 @@ class Exchange:
     def __init__(self, scope: Scope, send: Send, body: RequestBody) -> None:
         self.started_at = time.perf_counter()
         self.headers = Headers(scope=scope)
+        self._state: dict[str, Any] = scope.setdefault("state", {})
         self._sent_id = self.headers.get("x-request-id", "")
         is_usable = _REQUEST_ID.fullmatch(self._sent_id) is not None
         self.request_id = self._sent_id if is_usable else uuid.uuid4().hex
@@ -146,6 +153,8 @@ class Exchange:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self.request_id
+            if ignored := self._state.get("ignored"):
+                headers[IGNORED_HEADER] = header_value(ignored)
             if self._body.is_late:
                 headers["connection"] = "close"
         await self._send(message)

@@ -52,6 +52,7 @@ class GatewaySettings(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
             folder. All hosts that serve or run batches share it.
         fetch_images: whether https URLs of images in a body are fetched; otherwise only data URLs are accepted.
         io_processors: names of I/O processors that turn ``data`` of /pooling bodies into prompts, as for ``Client``.
+        strict_fields: refuse bodies with fields that have no effect, instead of ignoring and naming the fields.
         image_networks: private networks (CIDR) from which images may be fetched too; "all" for every address.
         otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Needs the extra ``otel``.
 
@@ -85,6 +86,7 @@ class GatewaySettings(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
     fetch_images: bool = False
     image_networks: tuple[str, ...] = ()
     io_processors: tuple[str, ...] = ()
+    strict_fields: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("namespace", self.namespace), ("tenant", self.tenant)):

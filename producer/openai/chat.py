@@ -30,7 +30,7 @@ from .generation_body import GenerationBody
 from .messages import ChatMessage, template_messages
 from .parsers import Parsers
 from .prepared import Prepared
-from .reasoning import effort_kwargs
+from .thinking import Effort, ReasoningOptions, Thinking, Verbosity, thinking_budget, thinking_kwargs
 from .tools.formats import ToolCallStyle, find_tool_call_style
 
 
@@ -61,7 +61,8 @@ class ChatCompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=Tru
         include_reasoning: whether reasoning is returned if it is split from the answer.
 
     ``reasoning_effort`` is passed to the chat template; "none" also sets the switches by which templates turn thinking
-    off.
+    off. ``reasoning``, ``thinking`` and ``enable_thinking`` are other APIs' names for it; their limit of tokens is
+    ignored by models that cannot keep it. ``verbosity`` is passed to the template, too.
     """
 
     messages: list[ChatMessage]
@@ -72,7 +73,11 @@ class ChatCompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=Tru
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking: Thinking | bool | None = None
+    enable_thinking: bool | None = None
+    verbosity: Verbosity | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -230,7 +235,6 @@ def prepare_chat(body: ChatCompletionBody, parsers: Parsers | None = None) -> Pr
         ValidationError: a sampling parameter is invalid.
     """
     parsers = parsers or Parsers()
-    body.check_stream()
     num_top = _num_top_logprobs(body)
     options = body.request_options()
     if body.prediction is not None:
@@ -238,8 +242,9 @@ def prepare_chat(body: ChatCompletionBody, parsers: Parsers | None = None) -> Pr
     template_kwargs = dict(body.chat_template_kwargs or {})
     if body.add_generation_prompt is not None:
         template_kwargs["add_generation_prompt"] = body.add_generation_prompt
-    if body.reasoning_effort is not None:
-        template_kwargs = {**effort_kwargs(body.reasoning_effort), **template_kwargs}
+    template_kwargs = {**thinking_kwargs(body), **template_kwargs}
+    if body.reasoning is not None and body.reasoning.exclude:
+        body.include_reasoning = False
     form = answer_form(body, parsers, grammar=body.grammar(), template_kwargs=template_kwargs)
     template_kwargs |= form.template_kwargs
     if template_kwargs:
@@ -249,6 +254,7 @@ def prepare_chat(body: ChatCompletionBody, parsers: Parsers | None = None) -> Pr
         params=body.sampling_params(
             max_tokens=body.max_completion_tokens,
             logprobs=num_top,
+            thinking_token_budget=thinking_budget(body) if parsers.thinks_before_grammar else None,
             structured_outputs=form.grammar,
             skip_special_tokens=False if form.needs_special_tokens else None,
         ),

@@ -192,7 +192,6 @@ def prepare_completion(body: CompletionBody) -> PreparedCompletion:
         OpenAIError: a field is invalid; it is named.
         ValidationError: a sampling parameter is invalid.
     """
-    body.check_stream()
     _check_combinations(body)
     prompts = _prompts(body.prompt)
     has_echo = bool(body.echo)

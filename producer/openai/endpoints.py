@@ -1,14 +1,15 @@
 """Translate the path and body of a request to requests of the client; gateway, batches and responses share this.
 
 SDKs, proxies and user interfaces send the defaults of the reference, also for fields that are not supported here. Such
-a field is ignored; with any other value it is refused by name. Null is the default of every field.
+a field is ignored; with any other value it is refused by name. Null is the default of every field. Fields that are
+neither in the reference nor here are ignored and named (``unknown_fields``).
 Sources: OpenAI's API reference; vLLM's ``ChatCompletionRequest``, ``CompletionRequest`` and ``ResponsesRequest``.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,32 +17,27 @@ import msgspec
 from ...shared.errors import PenstockError
 from .chat import ChatCompletionBody, prepare_chat
 from .completions import CompletionBody, prepare_completion
-from .errors import OpenAIError, error_of
+from .errors import OpenAIError, bad_field, error_of
 from .parsers import Parsers
 from .pooling import EmbeddingsBody, prepare_embeddings
 from .prepared import PreparedBody
 from .responses.body import ResponseBody
 from .responses.prepared import prepare_row
+from .tools.definitions import unknown_function_keys
+from .unknown_fields import without_unknown
 
 Neutral = Mapping[str, tuple[Any, ...]]
 
 _NEUTRAL_IN_VLLM: Neutral = {
     "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "early_stopping": (False,),
     "detokenize": (True,),
     "logits_processors": ([],),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "kv_transfer_params": ({},),
-    "mm_processor_kwargs": ({},),
     "vllm_xargs": ({},),
 }
 NEUTRAL_IN_CHAT: Neutral = {
     "modalities": (["text"],),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "verbosity": ("medium",),
     "echo": (False,),
     "best_of": (1,),
     "continue_final_message": (False,),
@@ -80,43 +76,61 @@ def _is_same(value: Any, neutral: Any) -> bool:
 class Endpoint(msgspec.Struct, frozen=True):
     """Decoding and preparation of the bodies of one path.
 
-    ``neutral`` lists values of unsupported fields that have no effect.
+    Args:
+        neutral: values of unsupported fields that have no effect. Any other value of these fields is refused.
+        ignored_in: returns the paths of fields within a decoded body that have no effect.
     """
 
     body: type[msgspec.Struct]
     prepare: Callable[[Any, Parsers], PreparedBody]
     decode_json: Callable[[bytes], Any]
     neutral: Neutral
+    ignored_in: Callable[[Any], Sequence[str]]
 
-    def decode_body(self, body: bytes | Mapping[str, Any]) -> Any:
-        """Return the body as a struct.
+    def decode_body(self, body: bytes | Mapping[str, Any], *, strict: bool = False) -> tuple[Any, tuple[str, ...]]:
+        """Return the body as a struct, and the paths of the fields that were ignored.
+
+        Args:
+            strict: refuse unknown fields.
 
         Raises:
             msgspec.MsgspecError: it is not JSON, or does not have the required form.
         """
+        decoded, ignored = self._decode_known(body, strict=strict)
+        return decoded, (*ignored, *self.ignored_in(decoded))
+
+    def _decode_known(self, body: bytes | Mapping[str, Any], *, strict: bool) -> tuple[Any, tuple[str, ...]]:
         try:
-            return self.decode_json(body) if isinstance(body, bytes) else self._convert(body)
+            return (self.decode_json(body) if isinstance(body, bytes) else self._convert(body)), ()
         except msgspec.ValidationError:
             plain = msgspec.json.decode(body) if isinstance(body, bytes) else body
             if not isinstance(plain, Mapping):
                 raise
             reduced = without_neutral(plain, frozenset(self.body.__struct_fields__), self.neutral)
-            if len(reduced) == len(plain):
+            ignored: tuple[str, ...] = ()
+            if not strict:
+                reduced, ignored = without_unknown(reduced, self.body, refused=self.neutral)
+            if len(reduced) == len(plain) and not ignored:
                 raise
-            return self._convert(reduced)
+            return self._convert(reduced), ignored
 
     def _convert(self, body: Mapping[str, Any]) -> Any:
         return msgspec.convert(body, self.body, str_keys=True)  # keys in JSON are strings
 
 
 def _endpoint(
-    body: type[msgspec.Struct], prepare: Callable[[Any, Parsers], PreparedBody], neutral: Neutral
+    body: type[msgspec.Struct],
+    prepare: Callable[[Any, Parsers], PreparedBody],
+    neutral: Neutral,
+    ignored_in: Callable[[Any], Sequence[str]] = lambda body: (),
 ) -> Endpoint:
-    return Endpoint(body, prepare, msgspec.json.Decoder(body).decode, neutral)
+    return Endpoint(body, prepare, msgspec.json.Decoder(body).decode, neutral, ignored_in)
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
-    CHAT_COMPLETIONS: _endpoint(ChatCompletionBody, prepare_chat, NEUTRAL_IN_CHAT),
+    CHAT_COMPLETIONS: _endpoint(
+        ChatCompletionBody, prepare_chat, NEUTRAL_IN_CHAT, lambda body: unknown_function_keys(body.tools)
+    ),
     COMPLETIONS: _endpoint(CompletionBody, lambda body, _: prepare_completion(body), NEUTRAL_IN_COMPLETIONS),
     EMBEDDINGS: _endpoint(EmbeddingsBody, lambda body, _: prepare_embeddings(body), {}),
     RESPONSES: _endpoint(ResponseBody, prepare_row, NEUTRAL_IN_RESPONSES),
@@ -124,10 +138,11 @@ ENDPOINTS: Mapping[str, Endpoint] = {
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """A decoded body. Its values are not checked yet."""
+    """A decoded body. Its values are not checked yet. ``ignored`` has the paths of fields that have no effect."""
 
     endpoint: Endpoint
     body: Any
+    ignored: tuple[str, ...] = ()
 
     @property
     def model(self) -> str | None:
@@ -153,21 +168,27 @@ class Decoded(msgspec.Struct, frozen=True):
             raise error_of(error) from error
 
 
-def decode(path: str, body: bytes | Mapping[str, Any]) -> Decoded:
+def decode(path: str, body: bytes | Mapping[str, Any], *, strict: bool = False) -> Decoded:
     """Decode the body for ``path``: JSON, or the objects that JSON was decoded to.
 
+    Args:
+        strict: refuse fields that would be ignored.
+
     Raises:
-        OpenAIError: 404, the endpoint is unknown; 400, the body is not JSON, or a field is unknown or has a wrong type.
+        OpenAIError: 404, the endpoint is unknown; 400, the body is not JSON, or a field has a wrong type or is refused.
     """
     endpoint = ENDPOINTS.get(path)
     if endpoint is None:
         raise OpenAIError(404, f"unknown endpoint {path}; available: {', '.join(ENDPOINTS)}", code="unknown_url")
     try:
-        return Decoded(endpoint, endpoint.decode_body(body))
+        decoded, ignored = endpoint.decode_body(body, strict=strict)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise error_of(error) from error
     except RecursionError as error:
         raise OpenAIError(400, "the body is nested too deeply", code="invalid_json") from error
+    if strict and ignored:
+        raise bad_field(ignored[0], f"{ignored[0]} is not supported; leave it out", code="unknown_parameter")
+    return Decoded(endpoint, decoded, ignored)
 
 
 def prepare(path: str, body: bytes | Mapping[str, Any], parsers: Parsers | None = None) -> PreparedBody:

@@ -11,15 +11,16 @@ from ...shared.params.checks import check_extra_args
 from ...shared.params.sampling import MAX_SEED, RepetitionDetectionParams, RepetitionFields, SamplingParams
 from ...shared.params.structured import GrammarFields, StructuredOutputsParams
 from ..inputs.options import MAX_SESSION_ID_CHARS, RequestOptions
-from .errors import bad_field
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Options of a stream. With ``include_usage`` its last chunk has the usage, and no choices."""
+    """Options of a stream. With ``include_usage`` its last chunk has the usage, and no choices.
+
+    ``include_obfuscation`` has no effect.
+    """
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-    continuous_usage_stats: bool | None = None
 
 
 class StructuredOutputs(GrammarFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +74,7 @@ class GenerationBody(_SamplingFields, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -103,24 +104,6 @@ class GenerationBody(_SamplingFields, kw_only=True, forbid_unknown_fields=True):
     def includes_usage(self) -> bool:
         """Whether a stream ends with a chunk that has the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    def check_stream(self) -> None:
-        """Refuse stream options that are not supported.
-
-        Raises:
-            OpenAIError: 400, the field is named.
-        """
-        if self.stream_options is None:
-            return
-        has_options = any(msgspec.structs.astuple(self.stream_options))
-        if has_options and not self.stream:
-            raise bad_field("stream_options", "stream_options needs stream=true; leave it out")
-        if self.stream_options.continuous_usage_stats:
-            raise bad_field(
-                "stream_options.continuous_usage_stats",
-                "stream_options.continuous_usage_stats is not supported; include_usage returns the usage at the end",
-                code="unsupported_parameter",
-            )
 
     def sampling_params(self, **overrides: Any) -> SamplingParams:
         """Return the sampling parameters of the body, with ``overrides``; an override of None is ignored.

@@ -72,7 +72,9 @@ def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
         content = _contents([_content_part(f"{path}.content[{i}]", part) for i, part in enumerate(content)])
     if content is None and message.refusal:
         content = message.refusal
-    if content is None and not (message.role == "assistant" and message.tool_calls):
+    if message.role == "tool" or (message.role == "assistant" and not message.tool_calls):
+        content = content or ""  # null is a result without output, or an answer without text
+    if content is None and message.role != "assistant":
         raise bad_field(f"{path}.content", f"{path}.content must be text, got null")
     template_message: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:

@@ -16,7 +16,7 @@ from ...shared.params.chat import REASONING_MARKS
 from ...shared.values.shown import shown
 
 # Names of the switch that turns thinking off in chat templates of Qwen, DeepSeek and Granite.
-_SWITCHES = ("enable_thinking", "thinking")
+SWITCHES = ("enable_thinking", "thinking")
 
 
 def safe_prefix_len(text: str, marker: str) -> int:
@@ -60,12 +60,12 @@ def find_reasoning_format(name: str) -> ReasoningFormat:
 
 def is_thinking_off(chat_template_kwargs: Mapping[str, Any] | None) -> bool:
     """Return whether a request turns thinking off in its chat template."""
-    return any((chat_template_kwargs or {}).get(switch) is False for switch in _SWITCHES)
+    return any((chat_template_kwargs or {}).get(switch) is False for switch in SWITCHES)
 
 
 def effort_kwargs(reasoning_effort: str) -> dict[str, Any]:
     """Return the chat template's arguments for a ``reasoning_effort``."""
-    switches = dict.fromkeys(_SWITCHES, False) if reasoning_effort == "none" else {}
+    switches = dict.fromkeys(SWITCHES, False) if reasoning_effort == "none" else {}
     return {"reasoning_effort": reasoning_effort, **switches}
 
 

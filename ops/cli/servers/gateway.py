@@ -69,6 +69,9 @@ def _add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
         help="what /metrics tells: of this process, or of queues and engines, too, as `penstock metrics` does (own)",
     )
     parser.add_argument("--files-dir", metavar="DIR", help="of /v1/files, shared by all hosts (in the data folder)")
+    parser.add_argument(
+        "--strict-fields", action="store_true", help="refuse unknown fields of bodies, instead of ignoring them"
+    )
     _add_images(parser)
     add_tracing_argument(parser)
     add_log_arguments(parser)
@@ -187,6 +190,7 @@ def _serve_gateway(arguments: argparse.Namespace) -> int:
             fetch_images=arguments.fetch_images == "on",
             image_networks=tuple(arguments.image_network),
             io_processors=tuple(arguments.io_processor),
+            strict_fields=arguments.strict_fields,
         )
         if arguments.workers == 1:
             return serve(settings, host=arguments.host, port=arguments.port)

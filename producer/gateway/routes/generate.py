@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -20,7 +21,7 @@ from ...openai.answers.chat_objects import ChatCompletion
 from ...openai.answers.common import new_id
 from ...openai.chat import ChatCompletionBody
 from ...openai.completions import Completion, CompletionBody
-from ...openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, decode
+from ...openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, Decoded, decode
 from ...openai.errors import OpenAIError
 from ...openai.prepared import Prepared, PreparedBody
 from ...sse import EventStream
@@ -32,27 +33,43 @@ from ..stream import Position, event_stream, events
 
 # Larger bodies are decoded in a thread, because that takes milliseconds, during which other streams must continue.
 LARGE_BODY_BYTES = 64 * 1024
+T = TypeVar("T")
 
 
-async def prepare(gateway: Gateway, path: str, body: bytes) -> tuple[PreparedBody, str]:
-    """Decode a body of ``path`` for the parsers of its model. Returns the prepared body and its fingerprint.
+async def decode_body(request: Request, path: str) -> tuple[Decoded, bool]:
+    """Read and decode the body of a request for ``path``. Returns also whether it is large.
 
     Raises:
         OpenAIError: the body is invalid.
     """
-    if len(body) <= LARGE_BODY_BYTES:
-        decoded = decode(path, body)
-        return decoded.prepare(await gateway.parsers.for_model(decoded.model)), decoded.fingerprint
-    decoded = await asyncio.to_thread(decode, path, body)
-    prepared = await asyncio.to_thread(decoded.prepare, await gateway.parsers.for_model(decoded.model))
-    return prepared, await asyncio.to_thread(lambda: decoded.fingerprint)
+    settings = gateway_of(request).settings
+    body = await read_body(request, settings.max_body_bytes)
+    is_large = len(body) > LARGE_BODY_BYTES
+    decoded = await _run(partial(decode, path, body, strict=settings.strict_fields), in_thread=is_large)
+    request.state.ignored = decoded.ignored
+    return decoded, is_large
+
+
+async def prepare(request: Request, path: str) -> tuple[PreparedBody, str]:
+    """Decode the body of a request for the parsers of its model. Returns the prepared body and its fingerprint.
+
+    Raises:
+        OpenAIError: the body is invalid.
+    """
+    decoded, is_large = await decode_body(request, path)
+    parsers = await gateway_of(request).parsers.for_model(decoded.model)
+    prepared = await _run(partial(decoded.prepare, parsers), in_thread=is_large)
+    return prepared, await _run(lambda: decoded.fingerprint, in_thread=is_large)
+
+
+async def _run(function: Callable[[], T], *, in_thread: bool) -> T:
+    return await asyncio.to_thread(function) if in_thread else function()
 
 
 async def generate(path: str, request: Request) -> ASGIApp:
     """Answer a request of ``path``."""
     gateway = gateway_of(request)
-    body = await read_body(request, gateway.settings.max_body_bytes)
-    prepared, fingerprint = await prepare(gateway, path, body)
+    prepared, fingerprint = await prepare(request, path)
     assert isinstance(prepared, Prepared)  # the paths in OPERATIONS generate
     identity: Identity = request.state.identity
     last_event_id = request.headers.get("last-event-id")

@@ -42,6 +42,7 @@ from ...openai.pooling import (
     Scores,
     to_base64,
 )
+from ...openai.unknown_fields import decode_known
 from ...results import DataPrompt, PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .. import generations
 from ..http import add_ids, gateway_of, json_response, read_body, while_connected
@@ -53,8 +54,7 @@ B = TypeVar("B", bound=PoolingBody)
 
 async def embeddings(request: Request) -> Response:
     """Answer POST /v1/embeddings."""
-    gateway = gateway_of(request)
-    prepared, _ = await prepare(gateway, EMBEDDINGS, await read_body(request, gateway.settings.max_body_bytes))
+    prepared, _ = await prepare(request, EMBEDDINGS)
     assert isinstance(prepared, PreparedEmbeddings)
     response_id = new_id(prepared.id_prefix)
     outputs = await _pool_prompts(request, prepared, response_id)
@@ -140,7 +140,10 @@ async def rerank(request: Request) -> Response:
 
 
 async def _decode_body(request: Request, body_type: type[B]) -> B:
-    return msgspec.json.decode(await read_body(request, gateway_of(request).settings.max_body_bytes), type=body_type)
+    settings = gateway_of(request).settings
+    data = await read_body(request, settings.max_body_bytes)
+    body, request.state.ignored = decode_known(data, body_type, strict=settings.strict_fields)
+    return body
 
 
 async def _pool_prompts(request: Request, prepared: PreparedPooling, response_id: str) -> list[PoolingRequestOutput]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -14,25 +13,23 @@ from starlette.responses import Response as HTTPResponse
 
 from ....shared.values.json_lines import encode_line
 from ....shared.values.shown import shown
-from ...openai.endpoints import RESPONSES, decode
+from ...openai.endpoints import RESPONSES
 from ...openai.errors import bad_field
 from ...openai.responses.body import ResponseBody
 from ...openai.responses.objects import DeletedResponse, Event, ItemList, Response
 from ...sse import COMMENT, EventStream
 from ..auth import Identity
-from ..http import add_ids, bind_request_id, gateway_of, json_response, read_body, while_connected
+from ..http import add_ids, bind_request_id, gateway_of, json_response, while_connected
 from ..operations import Operation
 from ..stream import event_stream
-from .generate import LARGE_BODY_BYTES
+from .generate import decode_body
 
 
 async def create(request: Request) -> HTTPResponse | EventStream:
     """Answer POST /v1/responses."""
     gateway, identity = gateway_of(request), _identity(request)
     responses = gateway.responses
-    data = await read_body(request, gateway.settings.max_body_bytes)
-    is_large = len(data) > LARGE_BODY_BYTES
-    decoded = await asyncio.to_thread(decode, RESPONSES, data) if is_large else decode(RESPONSES, data)
+    decoded, _ = await decode_body(request, RESPONSES)
     body: ResponseBody = decoded.body
     prepared = await responses.prepare(identity.tenant, body, band=identity.band)
     prompts = await gateway.images.fetched(prepared.chat.prompts, identity.tenant)

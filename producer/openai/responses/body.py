@@ -192,7 +192,6 @@ def check_body(body: ResponseBody) -> None:
     Raises:
         OpenAIError: 400, the field is named.
     """
-    body.check_stream()
     for name, remedy in _REFUSED.items():
         value = getattr(body, name)
         if value not in _NEUTRAL and not (name == "n" and value == 1):

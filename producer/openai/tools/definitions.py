@@ -10,7 +10,7 @@ from ....shared.errors import ValidationError
 from ....shared.values.shown import shown
 from ..json_schema import check_schema
 
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _KEYS = frozenset({"name", "description", "parameters", "strict"})
 
 
@@ -63,6 +63,13 @@ def read_tools(tools: object) -> list[Function]:
     return list(functions.values())
 
 
+def unknown_function_keys(tools: Sequence[object] | None) -> list[str]:
+    """Return the paths of the keys of functions that have no effect, each once."""
+    functions = [tool.get("function") for tool in tools or () if isinstance(tool, Mapping)]
+    keys = [key for function in functions if isinstance(function, Mapping) for key in function if key not in _KEYS]
+    return [f"tools.function.{key}" for key in dict.fromkeys(keys)]
+
+
 def allowed_functions(tool_choice: object, functions: list[Function]) -> tuple[list[Function], object]:
     """Return the functions allowed by a choice of the type "allowed_tools", and the choice among them.
 
@@ -90,6 +97,8 @@ def read_tool_choice(tool_choice: object, functions: Sequence[Function], *, fiel
     """
     if tool_choice is None:
         return ToolChoice("auto" if functions else "none")
+    if tool_choice == "any":  # Mistral's and Anthropic's name
+        tool_choice = "required"
     if tool_choice in ("none", "auto", "required"):
         assert isinstance(tool_choice, str)
         if tool_choice == "required" and not functions:
@@ -119,12 +128,9 @@ def _read_tool(tool: object, field: str) -> Function:
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise ValidationError(f"{field}.function must be an object, got {shown(function)}")
-    unknown = sorted(map(str, function.keys() - _KEYS))
-    if unknown:
-        raise ValidationError(f"{field}.function.{unknown[0]} is unknown; a function has {', '.join(sorted(_KEYS))}")
     name, description, strict = function.get("name"), function.get("description"), function.get("strict")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValidationError(f"{field}.function.name must be 1 to 64 of a-z, A-Z, 0-9, _ and -, got {shown(name)}")
+        raise ValidationError(f"{field}.function.name must be 1 to 128 of a-z, A-Z, 0-9, _, . and -, got {shown(name)}")
     if not isinstance(description, str | None):
         raise ValidationError(f"{field}.function.description must be a string, got {shown(description)}")
     if not isinstance(strict, bool | None):

@@ -89,3 +89,33 @@ async def test_an_id_that_cannot_be_echoed_is_refused() -> None:
         assert len(error["message"]) < 1000
         assert len(head["x-request-id"]) == 32
     assert len((await call(b""))[1]["x-request-id"]) == 32
+
+
+async def test_ignored_fields_are_named_and_counted() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["ignored"] = ("made_up", "client_metadata")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    metrics = Metrics()
+    edge = GatewayMiddleware(
+        app,
+        Authenticator(None, tenant="acme"),
+        metrics,
+        public_paths=frozenset(),
+        max_running=1,
+        request_timeout_s=60.0,
+    )
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    await edge({"type": "http", "method": "POST", "path": "/v1/responses", "headers": []}, receive, send)
+    assert (b"x-penstock-ignored", b"client_metadata,made_up") in messages[0]["headers"]
+    text = render(metrics.families()).decode()
+    assert 'penstock_http_fields_ignored_total{field="client_metadata"} 1.0' in text
+    assert 'penstock_http_fields_ignored_total{field="other"} 1.0' in text

@@ -13,6 +13,8 @@ from openai.types.responses import response_create_params
 
 from penstock.producer.openai.endpoints import decode
 from penstock.producer.openai.errors import OpenAIError
+from penstock.producer.openai.parsers import Parsers
+from penstock.producer.openai.unknown_fields import counted_name, header_value
 
 from .generating import prepare
 
@@ -122,13 +124,11 @@ def test_a_default_that_is_sent_asks_for_nothing(path: str, name: str, value: An
         (CHAT, "modalities", ["text", "audio"]),
         (CHAT, "modalities", []),
         (CHAT, "functions", [{"name": "f"}]),
-        (CHAT, "audio", {}),
-        (CHAT, "web_search_options", {}),  # the reference: it searches
         (CHAT, "echo", True),
         (CHAT, "echo", 0),
         (CHAT, "best_of", True),
         (CHAT, "best_of", 2),
-        (CHAT, "verbosity", "low"),
+        (CHAT, "verbosity", "loud"),
         (COMPLETIONS, "suffix", "x"),
         (COMPLETIONS, "use_beam_search", True),
         (RESPONSES, "conversation", "conv_1"),
@@ -152,8 +152,78 @@ def test_neutral_values_do_not_change_other_fields() -> None:
     )
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": "hot"}, {"no_such_field": 1}])
-def test_wrong_fields_are_named_next_to_neutral_ones(wrong: dict[str, Any]) -> None:
+def test_wrong_fields_are_named_next_to_neutral_ones() -> None:
     with pytest.raises(OpenAIError) as refused:
-        asked(CHAT, modalities=["text"], **wrong)
-    assert refused.value.param == next(iter(wrong))
+        asked(CHAT, modalities=["text"], temperature="hot", no_such_field=1)
+    assert refused.value.param == "temperature"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "ignored"),
+    [
+        (CHAT, {"no_such_field": 1}, ("no_such_field",)),
+        (CHAT, {"audio": {}, "web_search_options": {}, "modalities": ["text"]}, ("audio", "web_search_options")),
+        (
+            CHAT,
+            {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+            ("stream_options.continuous_usage_stats",),
+        ),
+        (
+            CHAT,
+            {"tools": [{"type": "function", "function": {"name": "f", "cache_control": {}, "defer_loading": True}}]},
+            ("tools.function.cache_control", "tools.function.defer_loading"),
+        ),
+        (COMPLETIONS, {"return_token_ids": True}, ("return_token_ids",)),
+        (RESPONSES, {"client_metadata": {"a": "b"}}, ("client_metadata",)),
+    ],
+)
+def test_unknown_fields_are_ignored_and_named(path: str, fields: dict[str, Any], ignored: tuple[str, ...]) -> None:
+    for body in (NEEDED[path] | fields, json.dumps(NEEDED[path] | fields).encode()):
+        assert decode(path, body).ignored == ignored
+    prepare(path, NEEDED[path] | fields)
+    with pytest.raises(OpenAIError) as refused:
+        decode(path, NEEDED[path] | fields, strict=True)
+    assert (refused.value.status, refused.value.param) == (400, ignored[0])
+    assert decode(path, NEEDED[path], strict=True).ignored == ()
+
+
+def test_names_from_callers_are_bounded_in_header_and_metric() -> None:
+    assert header_value(["b", "a", "x\r\ny", "z" * 65]) == "a,b,other"
+    many = header_value(f"field{number}" for number in range(100)).split(",")
+    assert len(many) == 21
+    assert many[-1] == "..."
+    assert counted_name("client_metadata") == "client_metadata"
+    assert counted_name("stream_options.continuous_usage_stats") == "stream_options"
+    assert counted_name("made_up") == counted_name("tools.made_up") == "other"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kwargs"),
+    [
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False, "thinking": False}),
+        ({"enable_thinking": True}, {"enable_thinking": True, "thinking": True}),
+        ({"thinking": {"type": "adaptive"}}, {}),
+        ({"reasoning": {"effort": "max"}}, {"reasoning_effort": "max"}),
+        ({"reasoning_effort": "max", "verbosity": "low"}, {"reasoning_effort": "max", "verbosity": "low"}),
+        (
+            {"chat_template_kwargs": {"thinking": True}, "enable_thinking": False},
+            {"enable_thinking": False, "thinking": True},
+        ),
+    ],
+)
+def test_other_names_of_thinking_reach_the_template(fields: dict[str, Any], kwargs: dict[str, Any]) -> None:
+    assert asked(CHAT, **fields)[2].get("chat_template_kwargs", {}) == kwargs
+
+
+def test_a_limit_of_thinking_applies_to_models_that_can_keep_it() -> None:
+    body = NEEDED[CHAT] | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    assert (
+        prepare(CHAT, body, Parsers(reasoning="qwen3", thinks_before_grammar=True)).params.thinking_token_budget == 1024
+    )
+    assert prepare(CHAT, body).params.thinking_token_budget is None
+
+
+def test_two_different_efforts_are_refused() -> None:
+    with pytest.raises(OpenAIError) as refused:
+        asked(CHAT, reasoning_effort="low", reasoning={"effort": "high"})
+    assert refused.value.param == "reasoning.effort"
