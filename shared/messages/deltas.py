@@ -40,6 +40,8 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     request whose first engine died, or got other weights, has it again. A merged delta has the last one.
     ``begins_in_reasoning`` says whether the prompt of a chat ends within the model's reasoning, or after it. The first
     delta of the output has it; None if the end of the prompt does not show it.
+    ``prompt_usage`` counts the tokens of the prompt, and those that were cached. The delta of the first output token
+    has it, because some APIs report the prompt before the answer.
     """
 
     version: int = WIRE_VERSION
@@ -59,6 +61,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     pooled: Pooled | None = None
     weights_version: str = ""
     begins_in_reasoning: bool | None = None
+    prompt_usage: Usage | None = None
 
     def extend(self, later: Delta) -> None:
         """Append the next delta to this one in place, as ``followed_by`` would, but without a copy."""
@@ -75,6 +78,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
         self.weights_version = later.weights_version or self.weights_version
         if self.begins_in_reasoning is None:
             self.begins_in_reasoning = later.begins_in_reasoning
+        self.prompt_usage = self.prompt_usage or later.prompt_usage
 
     def followed_by(self, later: Delta) -> Delta:
         """Return this delta and the next one as one delta."""
@@ -92,6 +96,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
             begins_in_reasoning=(
                 later.begins_in_reasoning if self.begins_in_reasoning is None else self.begins_in_reasoning
             ),
+            prompt_usage=self.prompt_usage or later.prompt_usage,
         )
 
     @property

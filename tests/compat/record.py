@@ -621,6 +621,7 @@ SAMPLES += [
         EngineCoreOutputs(scheduler_stats=SchedulerStats(wave=WaveState(7, WavePhase.STARTING)), timestamp=2.5),
     ),
     ("delta of a chat that thinks", "Delta", Delta(token_ids=[5], text="b", begins_in_reasoning=False)),
+    ("delta with the prompt counted", "Delta", Delta(token_ids=[5], text="b", prompt_usage=Usage(9, 0, 4))),
     ("ready of a rank", "CoreOutput", Ready(**OF_A_GPU, num_shared_experts=64)),
     ("wave started", "WaveStarted", WaveStarted(1_763_931_000_000_000, 7)),
 ]

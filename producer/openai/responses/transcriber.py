@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -11,8 +10,9 @@ import msgspec
 from ....shared.errors import PenstockError, from_wire
 from ....shared.messages.deltas import Delta
 from ....shared.messages.outcome import FinishReason
-from ..answers.form import AnswerParser, MessageParts, PlainText
+from ..answers.form import AnswerParser
 from ..answers.logprobs import chat_logprobs
+from ..answers.pieces import Content, Piece, PieceReader, ReasoningPiece, piece_len
 from ..errors import OpenAIError, error_of
 from .objects import (
     Event,
@@ -24,7 +24,7 @@ from .objects import (
     ResponseUsage,
     Status,
 )
-from .writer import CallArguments, CallStart, Content, Ending, Piece, ReasoningPiece, ResponseWriter
+from .writer import Ending, ResponseWriter
 
 
 class ParsingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,16 +44,12 @@ class ParsingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transcriber:
-    """Reads the deltas of one request from the first on, and derives the response and its events.
-
-    The parser gets the text character by character, because the parts that one call returns have no order among
-    reasoning, text and tool calls. Otherwise a long text could be ordered differently from its halves.
-    """
+    """Reads the deltas of one request from the first on, and derives the response and its events."""
 
     def __init__(self, response: Response, options: ParsingOptions, *, after: int = -1) -> None:
         self._writer = ResponseWriter(response, after=after)
         self._options = options
-        self._parser = options.parser
+        self._reader = PieceReader(options.parser, options.call_id)
         self._created_at = response.created_at
         # Log probabilities of tokens that are not part of a piece yet.
         self._logprobs: list[Any] = []
@@ -77,13 +73,8 @@ class Transcriber:
         """Add a delta. If it carries an error, that ends the response."""
         if delta.error is not None:
             return self.fail(from_wire(delta.error.code, delta.error.message, delta.error.retryable))
-        if delta.begins_in_reasoning is not None:
-            self._parser.begin(in_reasoning=delta.begins_in_reasoning)
         events = self._writer.start() if delta.token_ids else []
-        pieces = self._pieces(delta.text)
-        if delta.finish_reason is not None:
-            pieces += self._in_order(self._parser.finish(is_cut=delta.finish_reason != FinishReason.STOP))
-        pieces = _joined(pieces)
+        pieces = self._reader.feed(delta)
         self._count_reasoning(delta, pieces)
         if self._options.num_top_logprobs is not None:
             self._logprobs += chat_logprobs(delta.logprobs, self._options.num_top_logprobs).content
@@ -99,33 +90,19 @@ class Transcriber:
         code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(api_error.status, "server_error")
         return self._writer.end(Ending(status="failed", error=ResponseError(code, api_error.message)))
 
-    def _pieces(self, text: str) -> list[Piece]:
-        if isinstance(self._parser, PlainText):
-            return [Content(text)]
-        return [piece for char in text for piece in self._in_order(self._parser.feed(char))]
-
-    def _in_order(self, parts: MessageParts) -> list[Piece]:
-        """Return the parts of one call of the parser in the order in which models write them."""
-        pieces: list[Piece] = [ReasoningPiece(parts.reasoning), Content(parts.content)]
-        for call in parts.tool_calls:
-            if name := call["function"].get("name"):
-                pieces.append(CallStart(name, self._options.call_id(call["index"])))
-            pieces.append(CallArguments(call["function"]["arguments"]))
-        return [piece for piece in pieces if isinstance(piece, CallStart) or piece.text]
-
     def _count_reasoning(self, delta: Delta, pieces: list[Piece]) -> None:
         """Count reasoning tokens by the share of reasoning in the text. It is exact unless reasoning ends within the
         delta."""
         self._num_unread_tokens += len(delta.token_ids)
-        num_chars = sum(map(_num_chars, pieces))
+        num_chars = sum(map(piece_len, pieces))
         if num_chars:
-            num_reasoning_chars = sum(_num_chars(piece) for piece in pieces if isinstance(piece, ReasoningPiece))
+            num_reasoning_chars = sum(piece_len(piece) for piece in pieces if isinstance(piece, ReasoningPiece))
             self._num_reasoning_tokens += self._num_unread_tokens * num_reasoning_chars / num_chars
             self._num_unread_tokens = 0
 
     def _with_logprobs(self, pieces: list[Piece]) -> list[Piece]:
         """Attach the log probabilities to their text. Those of reasoning and calls are dropped."""
-        if not any(map(_num_chars, pieces)):
+        if not any(map(piece_len, pieces)):
             return pieces
         logprobs, self._logprobs = self._logprobs, []
         for i, piece in enumerate(pieces):
@@ -173,22 +150,3 @@ _ENDINGS: dict[FinishReason, tuple[Status, str | None]] = {
     FinishReason.POISONED: ("failed", "engines died on this request; it is parked"),
     FinishReason.ERROR: ("failed", "the engine failed the request"),
 }
-
-
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Join neighbouring pieces of the same type."""
-    joined: list[Piece] = []
-    for kind, neighbours in groupby(pieces, type):
-        if kind is CallStart:
-            joined += neighbours
-        else:
-            joined.append(kind("".join(map(_delta_text, neighbours))))
-    return joined
-
-
-def _num_chars(piece: Piece) -> int:
-    return len(_delta_text(piece))
-
-
-def _delta_text(piece: Piece) -> str:
-    return piece.name if isinstance(piece, CallStart) else piece.text

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ..answers.pieces import CallArguments, CallStart, Content, Piece, ReasoningPiece
 from .items import FunctionCall, Item, ItemStatus, Message, OutputText, Reasoning, ReasoningText, item_id
 from .objects import (
     ArgumentsDelta,
@@ -146,36 +147,6 @@ def _skip_chars(logprobs: list[Any], num_chars: int) -> list[Any]:
         if num_chars < 0:
             return logprobs[i:]
     return []
-
-
-class ReasoningPiece(msgspec.Struct, frozen=True):
-    """More of the model's reasoning."""
-
-    text: str
-
-
-class Content(msgspec.Struct, frozen=True):
-    """More of the answer's text. ``logprobs`` are those of its tokens, if requested."""
-
-    text: str
-    logprobs: list[Any] = []
-
-
-class CallStart(msgspec.Struct, frozen=True):
-    """Start of a call of the function ``name``; its arguments follow. ``call_id`` has the form that the model's
-    template accepts."""
-
-    name: str
-    call_id: str
-
-
-class CallArguments(msgspec.Struct, frozen=True):
-    """More of the arguments of the last call."""
-
-    text: str
-
-
-Piece = ReasoningPiece | Content | CallStart | CallArguments
 
 
 class OpenItem(Protocol):

@@ -342,6 +342,25 @@ def test_the_first_delta_reports_whether_the_prompt_ends_in_thinking(demo_model:
     assert tell_text(codec, prompt, [5], [], SamplingParams())[0].begins_in_reasoning is None, "it is no chat"
 
 
+def test_the_first_delta_counts_the_prompt(spaced_codec: TextCodec) -> None:
+    request = EngineCoreRequest(
+        request_id="r", prompt_token_ids=CAPITAL, sampling_params=SamplingParams(max_tokens=9), epoch=1
+    )
+    claim = Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)
+    generation = Generation(Segment(request, []), spaced_codec, claim)
+    generation.absorb(EngineCoreOutput("r", [6], num_cached_tokens=2))
+    first = generation.pop_delta()
+    assert first is not None
+    assert first.prompt_usage == Usage(len(CAPITAL), 0, 2)
+    generation.absorb(EngineCoreOutput("r", [6]))
+    second = generation.pop_delta()
+    assert second is not None
+    assert second.prompt_usage is None
+    assert first.followed_by(second).prompt_usage == Usage(len(CAPITAL), 0, 2)
+    first.extend(second)
+    assert first.prompt_usage == Usage(len(CAPITAL), 0, 2)
+
+
 def test_a_stop_string_may_begin_with_that_space(spaced_codec: TextCodec) -> None:
     params = SamplingParams(max_tokens=9, stop=[" Paris"])
     deltas = tell_text(spaced_codec, CAPITAL, [7, 10, 4], [], params)

@@ -203,6 +203,8 @@ class Generation:
             self._num_new_prompt_tokens = self._num_new_prompt_tokens and output.num_prompt_tokens
         if output.num_cached_tokens > self._num_cached_tokens:  # an output without tokens (an error) has none
             self._num_cached_tokens = output.num_cached_tokens
+        if not delta.index and token_ids:
+            delta.prompt_usage = Usage(self._num_prompt_tokens, 0, self._num_cached_tokens)
         return delta
 
     def _with_texts(self, tokens: list[TokenLogprobs]) -> list[TokenLogprobs]:
