@@ -92,7 +92,6 @@ async def reconnect(
 
     Raises:
         RequestNotFoundError: the request is unknown, or its result has expired.
-        ValidationError: the position is inside a delta.
     """
     after = position.after
     handle = await client.handle(request_id, model=model, n=len(after))

@@ -36,7 +36,7 @@ class DeltaReader:
     never merged.
 
     Args:
-        after: index of the last token the caller has; -1 for none. It must be the end of a delta.
+        after: index of the last token the caller has; -1 for none.
         border: index of a token at which a delta must begin, so that the caller can separate the tokens before it.
     """
 
@@ -211,7 +211,11 @@ class DeltaReader:
         if unseen is None:
             return
         if self._border is not None and unseen.index < self._border < unseen.next_index:
-            raise _not_a_delta_end(unseen, self._border)
+            head, unseen = unseen.split(self._border)
+            self._add_pending(head)
+        self._add_pending(unseen)
+
+    def _add_pending(self, unseen: Delta) -> None:
         if self._pending and not self._pending[-1].segment_ends and unseen.index != self._border:
             self._pending[-1].extend(unseen)
         else:
@@ -220,7 +224,7 @@ class DeltaReader:
     def _strip_skipped(self, delta: Delta) -> Delta | None:
         """Return the part of ``delta`` that the caller lacks; None if the caller has it all."""
         if delta.next_index > self._skip_until:
-            raise _not_a_delta_end(delta, self._skip_until)
+            return delta.split(self._skip_until)[1]
         if not delta.token_ids:
             return delta
         if not delta.finished:
@@ -234,6 +238,7 @@ class DeltaReader:
             logprobs=[],
             prompt_logprobs=[],
             first_prompt_token=None,
+            text_ends=[],
         )
 
     async def _read_log(self) -> None:
@@ -265,13 +270,6 @@ class DeltaReader:
             )
         else:
             raise RequestNotFoundError(f"request {shown(self._request_id)} is unknown, or its result has expired")
-
-
-def _not_a_delta_end(delta: Delta, index: int) -> ValidationError:
-    return ValidationError(
-        f"after={index - 1} is inside the delta of tokens {delta.index} to {delta.next_index - 1}; "
-        "pass next_index - 1 of a delta you have received"
-    )
 
 
 def without_error(delta: Delta) -> Delta:

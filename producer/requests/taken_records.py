@@ -122,7 +122,8 @@ class TakenRecords:
         if delta.segment_ends:
             self._num_segments = delta.segment_ends[-1].number + 1
         if num_seen_chars:
-            delta = msgspec.structs.replace(delta, text=delta.text[num_seen_chars:])
+            text_ends = [max(0, end - num_seen_chars) for end in delta.text_ends]
+            delta = msgspec.structs.replace(delta, text=delta.text[num_seen_chars:], text_ends=text_ends)
         if not num_seen_tokens:
             return delta
         return msgspec.structs.replace(
@@ -132,6 +133,7 @@ class TakenRecords:
             logprobs=delta.logprobs[num_seen_tokens:],
             prompt_logprobs=[],
             first_prompt_token=None,
+            text_ends=delta.text_ends[num_seen_tokens:],
         )
 
     def _compare(self, delta: Delta) -> None:

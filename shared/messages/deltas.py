@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ..errors import ValidationError
 from ..params.pooling import Pooled
 from ..stats import RequestStats
 from . import WIRE_VERSION
@@ -42,6 +43,8 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     delta of the output has it; None if the end of the prompt does not show it.
     ``prompt_usage`` counts the tokens of the prompt, and those that were cached. The delta of the first output token
     has it, because some APIs report the prompt before the answer.
+    ``text_ends`` has, for each token but the last, the number of characters of ``text`` up to its end, so that a reader
+    can begin at any token. Workers before 0.2 did not write it; nor is it written for output without text.
     """
 
     version: int = WIRE_VERSION
@@ -62,9 +65,16 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     weights_version: str = ""
     begins_in_reasoning: bool | None = None
     prompt_usage: Usage | None = None
+    text_ends: list[int] = []
 
     def extend(self, later: Delta) -> None:
         """Append the next delta to this one in place, as ``followed_by`` would, but without a copy."""
+        if later.token_ids:
+            num_chars = len(self.text)
+            if self.token_ids:
+                self.text_ends.append(num_chars)
+            if later.text_ends:
+                self.text_ends += [num_chars + end for end in later.text_ends]
         self.token_ids += later.token_ids
         self.text += later.text
         self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
@@ -82,22 +92,59 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
     def followed_by(self, later: Delta) -> Delta:
         """Return this delta and the next one as one delta."""
-        return msgspec.structs.replace(
-            later,
-            index=self.index,
-            token_ids=self.token_ids + later.token_ids,
-            text=self.text + later.text,
-            logprobs=self.logprobs + later.logprobs,
-            prompt_logprobs=self.prompt_logprobs + later.prompt_logprobs,
-            stats=later.stats or self.stats,
-            segment_ends=self.segment_ends + later.segment_ends,
-            first_prompt_token=self.first_prompt_token or later.first_prompt_token,
-            weights_version=later.weights_version or self.weights_version,
-            begins_in_reasoning=(
-                later.begins_in_reasoning if self.begins_in_reasoning is None else self.begins_in_reasoning
-            ),
-            prompt_usage=self.prompt_usage or later.prompt_usage,
+        whole = msgspec.structs.replace(
+            self,
+            token_ids=list(self.token_ids),
+            logprobs=list(self.logprobs),
+            prompt_logprobs=list(self.prompt_logprobs),
+            segment_ends=list(self.segment_ends),
+            text_ends=list(self.text_ends),
         )
+        whole.extend(later)
+        return whole
+
+    def split(self, index: int) -> tuple[Delta, Delta]:
+        """Return the tokens before output token ``index``, with their text, and the rest, with the end.
+
+        Args:
+            index: of a token of this delta, but not of its first.
+
+        Raises:
+            ValidationError: a worker before 0.2 wrote the delta, without the text of each token.
+        """
+        number = index - self.index
+        if self.text and len(self.text_ends) != len(self.token_ids) - 1:
+            raise ValidationError(
+                f"after={index - 1} is inside the delta of tokens {self.index} to {self.next_index - 1}, which a worker "
+                "of an older version wrote without the text of each token; pass next_index - 1 of a delta"
+            )
+        num_chars = self.text_ends[number - 1] if self.text else 0
+        head = Delta(
+            index=self.index,
+            token_ids=self.token_ids[:number],
+            text=self.text[:num_chars],
+            logprobs=self.logprobs[:number],
+            prompt_logprobs=self.prompt_logprobs,
+            child=self.child,
+            first_prompt_token=self.first_prompt_token,
+            weights_version=self.weights_version,
+            begins_in_reasoning=self.begins_in_reasoning,
+            prompt_usage=self.prompt_usage,
+            text_ends=self.text_ends[: number - 1],
+        )
+        rest = msgspec.structs.replace(
+            self,
+            index=index,
+            token_ids=self.token_ids[number:],
+            text=self.text[num_chars:],
+            logprobs=self.logprobs[number:],
+            prompt_logprobs=[],
+            first_prompt_token=None,
+            begins_in_reasoning=None,
+            prompt_usage=None,
+            text_ends=[end - num_chars for end in self.text_ends[number:]],
+        )
+        return head, rest
 
     @property
     def next_index(self) -> int:

@@ -38,9 +38,10 @@ async def write(
     end: FinishReason | None = None,
     text: str | None = None,
 ) -> None:
-    """``text`` is by default a character for each token."""
+    """``text`` is by default a character for each token; another text has no ends of tokens, as in release 0.1."""
+    ends = [*range(1, len(tokens))] if text is None else []
     text = "".join(map(chr, tokens)) if text is None else text
-    delta = Delta(index=index, token_ids=list(tokens), text=text, finish_reason=end)
+    delta = Delta(index=index, token_ids=list(tokens), text=text, finish_reason=end, text_ends=ends)
     if end is None:
         assert await broker.append([Record(claim.request_id, claim.epoch, delta)]) == []
     else:

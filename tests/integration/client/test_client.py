@@ -17,7 +17,7 @@ from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, RequestError
 from penstock.shared.messages.requests import EngineCoreRequest
 
-from .harness import DEADLINE_S, claim_one, until_followed, write
+from .harness import DEADLINE_S, claim_one, token_indexes, until_followed, write
 
 
 async def test_stream_yields_each_token_once_in_order_and_one_end(client: Client, broker: Broker) -> None:
@@ -109,8 +109,42 @@ async def test_a_handle_reads_a_detached_result_later_and_from_where_it_stopped(
     again = await client.handle("r")
     assert [d.text async for d in again.stream(after=1)] == ["CD"]
     assert [(d.text, d.finish_reason) async for d in again.stream(after=3)] == [("", "stop")]
-    with pytest.raises(errors.ValidationError, match="after=0 is inside the delta"):
-        [d async for d in again.stream(after=0)]
+
+
+# Records of tokens as an engine writes them that returns several tokens a step.
+CUTS = ((65, 66, 67), (68,), (69, 70), (71, 72))
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.parametrize("after", range(-1, 11))
+async def test_a_stream_begins_after_any_token(client: Client, broker: Broker, after: int, is_running: bool) -> None:
+    handle = await client.submit("hi", request_id="r")
+    claim = await claim_one(broker)
+
+    async def read() -> list[Delta]:
+        return [delta async for delta in handle.stream(after=after)]
+
+    reading = asyncio.ensure_future(read()) if is_running else None
+    index = 0
+    for tokens in CUTS:
+        await write(broker, claim, index, *tokens, end=FinishReason.LENGTH if tokens is CUTS[-1] else None)
+        index += len(tokens)
+    deltas = await (reading or read())
+    expected = list(range(65, 73))[after + 1 :]
+    assert [token for delta in deltas for token in delta.token_ids] == expected
+    assert "".join(delta.text for delta in deltas) == "".join(map(chr, expected))
+    assert token_indexes(deltas) == list(range(after + 1, index))
+    assert [delta.finish_reason for delta in deltas if delta.finished] == ["length"]
+
+
+async def test_a_record_of_an_older_worker_is_refused_within_its_text(client: Client, broker: Broker) -> None:
+    handle = await client.submit("hi", request_id="r")
+    claim = await claim_one(broker)
+    await write(broker, claim, 0, 65, 66, text="AB")
+    await write(broker, claim, 2, end=FinishReason.STOP)
+    assert [delta.text async for delta in handle.stream(after=1)] == [""]
+    with pytest.raises(errors.ValidationError, match="after=0 is inside the delta of tokens 0 to 1, which a worker of"):
+        await anext(handle.stream(after=0))
 
 
 async def test_a_replay_has_a_delta_that_begins_at_the_border(client: Client, broker: Broker) -> None:
@@ -120,10 +154,8 @@ async def test_a_replay_has_a_delta_that_begins_at_the_border(client: Client, br
     await write(broker, claim, 2, 67)
     await write(broker, claim, 3, 68)
     await write(broker, claim, 4, end=FinishReason.STOP)
-    for border, texts in ((0, ["ABCD"]), (2, ["AB", "CD"]), (3, ["ABC", "D"]), (4, ["ABCD", ""])):
+    for border, texts in ((0, ["ABCD"]), (1, ["A", "BCD"]), (2, ["AB", "CD"]), (3, ["ABC", "D"]), (4, ["ABCD", ""])):
         assert [delta.text async for delta in handle.replay([border])] == texts
-    with pytest.raises(errors.ValidationError, match="after=0 is inside the delta of tokens 0 to 1"):
-        await anext(handle.replay([1]))
 
 
 async def test_two_readers_follow_one_request(client: Client, broker: Broker) -> None:
@@ -295,7 +327,7 @@ async def test_an_error_on_one_channel_ends_only_that_stream(client, broker, com
     whole = asyncio.ensure_future(healthy.result())
     from_inside = asyncio.ensure_future(anext(inside.stream(after=0)))
     await until_followed(commands, broker, *claims)
-    await write(broker, claims[1], 0, 65, 66)
+    await write(broker, claims[1], 0, 65, 66, text="AB")
     await write(broker, claims[0], 0, 65, end=FinishReason.STOP)
     async with asyncio.timeout(60):
         with pytest.raises(errors.ValidationError, match="after=0 is inside the delta"):

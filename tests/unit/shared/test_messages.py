@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,3 +34,18 @@ def test_an_extended_delta_equals_a_new_one_of_both(delta: Delta, later: Delta) 
     delta.extend(later)
     assert delta == both
     assert later == before
+
+
+@given(st.lists(st.text("ab", max_size=3), min_size=2, max_size=6), st.data())
+def test_the_parts_of_a_split_delta_are_those_of_its_tokens(texts: list[str], data: st.DataObject) -> None:
+    singles = [
+        Delta(index=5 + number, token_ids=[number], text=text, logprobs=[TokenLogprobs(number, -1.0, 1, [])])
+        for number, text in enumerate(texts)
+    ]
+    singles[-1].finish_reason = FinishReason.STOP
+    whole = functools.reduce(Delta.followed_by, singles)
+    index = data.draw(st.integers(6, 4 + len(texts)))
+    head, rest = whole.split(index)
+    assert head == functools.reduce(Delta.followed_by, singles[: index - 5])
+    assert rest == functools.reduce(Delta.followed_by, singles[index - 5 :])
+    assert head.followed_by(rest) == whole

@@ -1,8 +1,8 @@
 """One request in this worker: turns engine outputs into deltas for the log.
 
-The tokens of a step are collected and decoded together when a delta is popped. Only a request with stop strings is
-decoded token by token as they arrive: the engine must stop as soon as a stop string is complete, and tokens that a step
-generated after it are dropped.
+The tokens of a step are collected and decoded when a delta is popped, which records where the text of each token ends.
+Only a request with stop strings is decoded as they arrive: the engine must stop as soon as a stop string is complete,
+and tokens that a step generated after it are dropped.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ....shared.messages.outcome import FinishReason, RequestError, TokenLogprob
 from ....shared.process.log import log_ids
 from ....shared.tracing.attributes import operation_of
 from ...prediction import PredictionCursor
+from ...text.detokenizer import IncrementalDetokenizer
 from ...text.encoding import tokenizing
 from ...text.stop_strings import StopStrings
 from ...text.tokenizer import TextCodec
@@ -234,10 +235,18 @@ class Generation:
         """
         end = len(delta.token_ids) - num_signs
         if self._has_stop_strings:
-            return self._decode_until_stop(delta, end)
-        text, _ = self._text_of(delta.token_ids[self._num_decoded : end])
+            stopped_at = self._decode_until_stop(delta, end)
+            if stopped_at is not None:
+                return stopped_at
+        elif self._detokenizer is not None:
+            texts = self._texts_of(self._detokenizer, delta.token_ids[self._num_decoded : end])
+            for index, text in enumerate(texts, self._num_decoded):
+                if index:
+                    delta.text_ends.append(len(delta.text))
+                delta.text += self._unsent.add(text)
         self._num_decoded = end
-        delta.text += self._unsent.add(text)
+        if num_signs and end and self._detokenizer is not None:
+            delta.text_ends.append(len(delta.text))
         return None
 
     def _decode_until_stop(self, delta: Delta, end: int) -> str | None:
@@ -245,6 +254,8 @@ class Generation:
         for index in range(self._num_decoded, end):
             text, stopped_at = self._text_of(delta.token_ids[index : index + 1])
             self._num_decoded = index + 1
+            if index:
+                delta.text_ends.append(len(delta.text))
             delta.text += self._unsent.add(text)
             if stopped_at is not None:
                 self._next_index = delta.index + self._num_decoded
@@ -270,6 +281,10 @@ class Generation:
             text, stopped_at = self._text_of(token_ids) if token_ids else ("", None)
             return first_text + text, stopped_at
         return self._stop.add(self._attempt(lambda: detokenizer.add(token_ids), ""))
+
+    def _texts_of(self, detokenizer: IncrementalDetokenizer, token_ids: list[int]) -> list[str]:
+        """Return the text of each token, without regard to stop strings."""
+        return self._attempt(lambda: [detokenizer.add([token_id]) for token_id in token_ids], [""] * len(token_ids))
 
     def _flush(self) -> str:
         """Return the text held back at the end; a stop string that the last character completes is cut off too."""
