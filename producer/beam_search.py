@@ -16,6 +16,7 @@ from ..shared.errors import PromptTooLongError, RequestFailedError, UnsupportedP
 from ..shared.messages.outcome import FinishReason, TokenLogprobs
 from ..shared.params.checks import check_number
 from ..shared.params.sampling import MAX_LOGPROBS, SamplingParams
+from ..shared.values.arguments import CheckedNames
 from ..shared.values.shown import shown
 from .background.concurrency import run_all
 from .client_parts.generation import Generations
@@ -142,7 +143,7 @@ def _next_token(output: RequestOutput) -> TokenLogprobs:
     return answer.logprobs[0]
 
 
-class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
+class BeamSearchParams(msgspec.Struct, metaclass=CheckedNames, frozen=True, kw_only=True):
     """Parameters of a search, with vLLM's names.
 
     Args:

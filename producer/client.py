@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Iterable
+from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from ..shared.connection import RETRY_FOR_S
 from ..shared.errors import ValidationError
 from ..shared.keys import Keys
+from ..shared.redis_access.embedded import resolve_redis_url
 from ..shared.shards import ShardsArgument, check_servers, make_connections
 from ..shared.tracing.endpoint import check_endpoint, is_enabled
+from ..shared.values.arguments import check_argument_names
 from ..shared.values.names import DEFAULT_NAMESPACE
 from ..shared.values.shown import shown
 from .beam_search import BeamSearches
@@ -40,6 +44,24 @@ RESULT_TTL_S = 3600.0
 MAX_RESULT_TTL_S = 1e9
 
 
+class ClientOptions(TypedDict, total=False):
+    """Options of ``Client.connect`` and ``LLM``, as ``Client`` documents them."""
+
+    model: str | None
+    tenant: str
+    result_ttl_s: float
+    wait_for_model: bool
+    fail_fast: bool
+    lease_ttl_s: float
+    retry_for_s: float
+    max_payload_bytes: int
+    namespace: str
+    shards: ShardsArgument
+    io_processors: IOProcessors | Iterable[str | IOProcessor]
+    otlp_traces_endpoint: str | None
+    tracer_provider: TracerProvider | None
+
+
 class Client(
     BeamSearches,
     Poolings,
@@ -60,7 +82,8 @@ class Client(
     client serves any number of concurrent requests, in the process and the event loop that opened it.
 
     Args:
-        url: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or ``rediss+sentinel://``.
+        url: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or ``rediss+sentinel://``. When None,
+            that of PENSTOCK_REDIS_URL, or the embedded Redis, which is started or joined as every command does.
         model: default model; may be left out if Redis knows only one model.
         tenant: the tenant of requests that name no other.
         result_ttl_s: how long the result of a request can be read after its end.
@@ -82,7 +105,7 @@ class Client(
 
     def __init__(
         self,
-        url: str,
+        url: str | None = None,
         *,
         model: str | None = None,
         tenant: str = "default",
@@ -104,6 +127,10 @@ class Client(
                 f"result_ttl_s must be a number of seconds above 0 and below {MAX_RESULT_TTL_S:.0f}, "
                 f"got {shown(result_ttl_s)}"
             )
+        self._embedded: ExitStack | None = None
+        if url is None:
+            self._embedded = ExitStack()
+            url = self._embedded.enter_context(resolve_redis_url(None))
         self._url = url
         self._shards = shards
         is_loaded = isinstance(io_processors, IOProcessors)
@@ -130,8 +157,9 @@ class Client(
         super().__init__(commands, subscriber, keys, requests, builder, adapters, health)
 
     @classmethod
-    def connect(cls, url: str, **options: Any) -> Client:
+    def connect(cls, url: str | None = None, **options: Unpack[ClientOptions]) -> Client:
         """Return a client to enter with ``async with`` or to await; the options are those of the class."""
+        check_argument_names("Client.connect", options, ("url", *ClientOptions.__annotations__))
         return cls(url, **options)
 
     def __await__(self) -> Generator[Any, None, Client]:
@@ -189,6 +217,9 @@ class Client(
         await self._subscriber.close()
         await self._commands.close()
         await self._spans.close()
+        if self._embedded is not None:
+            # The last user stops the server, which takes a moment.
+            await asyncio.to_thread(self._embedded.close)
 
 
 if TYPE_CHECKING:

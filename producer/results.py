@@ -13,6 +13,7 @@ from ..shared.messages.deltas import Delta, SegmentEnd
 from ..shared.messages.outcome import FinishReason, TokenLogprobs, Usage
 from ..shared.params.pooling import Pooled
 from ..shared.stats import RequestStats
+from ..shared.values.arguments import CheckedNames
 from ..shared.values.checks import check_text
 from ..shared.values.shown import shown
 
@@ -129,7 +130,7 @@ def usage_of(each: Sequence[Usage]) -> Usage | None:
     )
 
 
-class TextPair(msgspec.Struct, frozen=True):
+class TextPair(msgspec.Struct, metaclass=CheckedNames, frozen=True):
     """Two texts that a model judges together: a prompt of ``encode``.
 
     Raises:
@@ -147,7 +148,7 @@ class TextPair(msgspec.Struct, frozen=True):
             check_text(name, value)
 
 
-class DataPrompt(msgspec.Struct, frozen=True):
+class DataPrompt(msgspec.Struct, metaclass=CheckedNames, frozen=True):
     """Data that an I/O processor turns into prompts: a prompt of ``encode``.
 
     Args:

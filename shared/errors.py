@@ -89,6 +89,12 @@ class UnsupportedTaskError(ValidationError):
     code = "unsupported_task"
 
 
+class UnknownArgumentError(ValidationError, TypeError):
+    """A function or a class has no argument of that name; the message names the nearest one."""
+
+    code = "unknown_argument"
+
+
 class AdapterFileError(ValidationError):
     """The folder of an adapter lacks a file, or holds another adapter than it is known to.
 

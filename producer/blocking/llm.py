@@ -19,13 +19,14 @@ from ...shared.messages.deltas import Delta
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
 from ...shared.redis_access.embedded import resolve_redis_url
-from ..client import Client
+from ...shared.values.arguments import check_argument_names
+from ..client import Client, ClientOptions
 from ..inputs.options import RequestOptions, options_of_each
 from ..inputs.prompt import Prompt, as_prompts, params_of_each
 from ..inputs.prompt_lists import as_conversations, naming, numbered
 from ..inputs.streaming_input import GrowingPrompt
 from ..results import DataPrompt, PoolingRequestOutput, ProcessedRequestOutput, RequestOutput, TextPair
-from .loop_thread import LoopThread
+from .loop_thread import LoopThread, warn_in_event_loop
 from .stepping import SteppedLLM
 
 T = TypeVar("T")
@@ -60,7 +61,9 @@ class LLM(SteppedLLM):
     # True until it is open: nothing needs closing before.
     _is_closed = True
 
-    def __init__(self, url: str | None = None, **options: Any) -> None:
+    def __init__(self, url: str | None = None, **options: Unpack[ClientOptions]) -> None:
+        check_argument_names("LLM", options, ("url", *ClientOptions.__annotations__))
+        warn_in_event_loop()
         self._stack = ExitStack()
         self._url = self._stack.enter_context(resolve_redis_url(url))
         self._options = options
@@ -124,6 +127,7 @@ class LLM(SteppedLLM):
         Raises:
             ClientClosedError: after ``close()``.
         """
+        warn_in_event_loop()
         try:
             thread, _ = self._own_connection()
         except BaseException:
@@ -133,6 +137,7 @@ class LLM(SteppedLLM):
 
     def iterate(self, items: Closable[T]) -> Generator[T]:
         """Iterate over the items of an asynchronous generator or an ``EventStream``; closing the iterator closes it."""
+        warn_in_event_loop()
         thread, _ = self._own_connection()
         try:
             while True:

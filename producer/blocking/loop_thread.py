@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
+import warnings
 from collections.abc import Coroutine
 from concurrent.futures import Future, wait
 from functools import partial
@@ -13,6 +15,24 @@ from typing import Any, TypeVar
 from ...shared.errors import ClientClosedError
 
 T = TypeVar("T")
+
+
+def warn_in_event_loop() -> None:
+    """Warn a caller whose thread runs an event loop, which stands still until the blocking call returns.
+
+    In a notebook it does so during every cell, so there is no warning there.
+    """
+    if asyncio._get_running_loop() is None or "ipykernel" in sys.modules:
+        return
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("penstock."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        "LLM blocks the event loop of this thread, and nothing else runs in it meanwhile; use "
+        "`async with Client.connect(url) as client` in coroutines, or call LLM in a thread: asyncio.to_thread(…)",
+        RuntimeWarning,
+        stacklevel=level,
+    )
 
 
 class LoopThread:

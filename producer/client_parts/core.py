@@ -21,11 +21,11 @@ from ...shared.errors import (
     EngineNotFoundError,
     EngineTimeoutError,
     PenstockError,
-    ValidationError,
     from_wire,
 )
 from ...shared.keys import Keys
 from ...shared.partitions import open_queue
+from ...shared.values.arguments import check_argument_names
 from ...shared.values.checks import check_timeout
 from ...shared.values.shown import shown
 from ..control.operations import Operations
@@ -93,9 +93,7 @@ class CallRound(Generic[A]):
             EngineNotFoundError, EngineDeadError: no engine can be called; nothing was sent.
             EngineCallError: an engine failed, died or did not answer in time; carries all answers and errors.
         """
-        unknown = options.keys() - CallOptions.__annotations__.keys()
-        if unknown:
-            raise ValidationError(f"unknown option of a control call: {', '.join(sorted(unknown))}")
+        check_argument_names(f"the call {self._name}", options, CallOptions.__annotations__)
         timeout_s = options.get("timeout_s", CALL_TIMEOUT_S)
         check_timeout("timeout_s", timeout_s)
         try:

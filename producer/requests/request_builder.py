@@ -11,6 +11,7 @@ from ...shared.errors import UnsupportedParameterError, ValidationError
 from ...shared.messages.requests import EngineCoreRequest
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
+from ...shared.values.arguments import check_argument_names
 from ...shared.values.shown import shown
 from ..inputs.lora import AdapterResolver
 from ..inputs.options import RequestOptions
@@ -82,7 +83,7 @@ class RequestBuilder:
         for name in sorted(unknown & _NOT_OURS.keys()):
             raise UnsupportedParameterError(f"{name} is not supported: {_NOT_OURS[name]}")
         if unknown:
-            raise ValidationError(f"unknown request option {', '.join(sorted(unknown))}")
+            check_argument_names("a request", unknown, ("prompt", "params", *RequestOptions.__annotations__))
         self.check_open()
         model, adapter = options.get("model"), options.get("lora_request")
         name = self._cards.unknown_name(model)

@@ -115,8 +115,8 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
         number = index - self.index
         if self.text and len(self.text_ends) != len(self.token_ids) - 1:
             raise ValidationError(
-                f"after={index - 1} is inside the delta of tokens {self.index} to {self.next_index - 1}, which a worker "
-                "of an older version wrote without the text of each token; pass next_index - 1 of a delta"
+                f"after={index - 1} is inside the delta of tokens {self.index} to {self.next_index - 1}, which a "
+                "worker of an older version wrote without the text of each token; pass next_index - 1 of a delta"
             )
         num_chars = self.text_ends[number - 1] if self.text else 0
         head = Delta(

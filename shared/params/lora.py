@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import AdapterFileError, ValidationError
+from ..values.arguments import CheckedNames
 from ..values.checks import check_path, check_text
 from ..values.shown import shown
 
@@ -20,7 +21,7 @@ _CHUNK_BYTES = 1024 * 1024
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
-class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+class LoRARequest(msgspec.Struct, metaclass=CheckedNames, array_like=True, omit_defaults=True, frozen=True, gc=False):
     """A low-rank adapter to apply; ``lora_int_id`` is at least 1 and unique per adapter.
 
     ``digest`` is ``adapter_digest`` of the folder. It is set when a request is enqueued, so that the request ends with

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ..errors import UnsupportedParameterError, UnsupportedTaskError, ValidationError
+from ..values.arguments import CheckedNames
 from ..values.checks import check_text
 from ..values.shown import shown
 from .checks import check_number
@@ -28,7 +29,9 @@ _NO_TASKS = {
 }
 
 
-class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class PoolingParams(
+    msgspec.Struct, metaclass=CheckedNames, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False
+):
     """The result to return for a pooled prompt.
 
     Args:

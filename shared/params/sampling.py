@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..errors import UnsupportedParameterError, ValidationError
+from ..values.arguments import CheckedNames
 from ..values.shown import shown
 from .checks import (
     check_allowed_token_ids,
@@ -67,7 +68,9 @@ MAX_PATTERN_COUNT = 1000
 _MASK = 2**64 - 1
 
 
-class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class SamplingParams(
+    msgspec.Struct, metaclass=CheckedNames, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False
+):
     """Parameters for choosing tokens, and for stopping.
 
     Args:
@@ -250,7 +253,7 @@ class RepetitionFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepetitionDetectionParams(
-    RepetitionFields, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False
+    RepetitionFields, metaclass=CheckedNames, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False
 ):
     """End a generation whose last output tokens are ``min_count`` times the same pattern.
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ValidationError
+from ..values.arguments import CheckedNames
 from ..values.checks import check_encodable, check_text
 from ..values.shown import shown
 
@@ -33,7 +34,9 @@ class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
     enable_in_reasoning: bool | None = None
 
 
-class StructuredOutputsParams(GrammarFields, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class StructuredOutputsParams(
+    GrammarFields, metaclass=CheckedNames, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False
+):
     """Constrain the output to a grammar: exactly one of the first six is set.
 
     Args:

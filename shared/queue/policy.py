@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import ConfigurationError, ValidationError
+from ..values.arguments import CheckedNames
 from ..values.shown import shown
 
 MAX_BANDS = 8
@@ -38,7 +39,7 @@ class Order(enum.StrEnum):
     EDF = "edf"
 
 
-class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TenantPolicy(msgspec.Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Share and limits of a tenant.
 
     Args:
@@ -75,7 +76,7 @@ class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.json.encode(self)
 
 
-class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QueuePolicy(msgspec.Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Order, limits and retention of a model's requests.
 
     Args:

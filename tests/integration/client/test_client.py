@@ -269,7 +269,7 @@ async def test_cancel_through_a_handle_ends_the_stream_as_cancelled(client: Clie
         (lambda c: c.generate("x", cache_salt=""), errors.ValidationError, "cache_salt must be a string of 1 to 512"),
         (lambda c: c.generate("x", session_id=7), errors.ValidationError, "session_id must be a string of 1 to 512"),
         (lambda c: c.generate("x", priority="high"), errors.ValidationError, "priority must be a 32-bit integer"),
-        (lambda c: c.generate("x", modle="m"), errors.ValidationError, "unknown request option modle"),
+        (lambda c: c.generate("x", modle="m"), TypeError, r"unknown argument modle of a request; did you mean model\?"),
         (lambda c: c.cancel("never"), errors.RequestNotFoundError, "'never' of model 'm' is unknown"),
     ],
 )

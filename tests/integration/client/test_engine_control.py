@@ -243,7 +243,10 @@ async def test_wrong_arguments_are_refused_before_sending(
         (lambda: client.wake_up("weights"), "tags must be a list"),
         (lambda: client.is_sleeping(timeout_s=0), "timeout_s must be"),
         (lambda: client.is_sleeping(timeout_s=float("inf")), "timeout_s must be"),
-        (lambda: client.is_sleeping(engine="w-0"), "unknown option of a control call: engine"),  # type: ignore[call-arg]
+        (
+            lambda: client.is_sleeping(engine="w-0"),
+            "unknown argument engine of the call is_sleeping; did you mean engine_id",
+        ),  # type: ignore[call-arg]
         (lambda: client.save_sharded_state("here"), "path must be absolute"),
         (lambda: client.collective_rpc("m", [object()]), r"^args\[0\] must be plain data"),
     ]

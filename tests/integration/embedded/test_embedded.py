@@ -286,8 +286,11 @@ def test_data_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tm
         "def work():\n    llm = LLM()\nwork()",
         "llm = LLM()\nllm.itself = llm\ndel llm\nimport gc\ngc.collect()",
         "llm = LLM()\nimport os\nif os.fork():\n    os.wait()",
+        "import asyncio\nfrom penstock.producer import Client\n"
+        "async def main():\n    async with Client.connect() as client:\n        assert await client.models() == {}\n"
+        "asyncio.run(main())",
     ],
-    ids=["exception", "exit", "end", "forgotten", "cycle", "fork"],
+    ids=["exception", "exit", "end", "forgotten", "cycle", "fork", "client"],
 )
 def test_script_that_leaves_its_llm_open_leaves_no_server(data_dir: Path, ending: str) -> None:
     # A machine that is very busy keeps the server from seeing for a while that the client has left.

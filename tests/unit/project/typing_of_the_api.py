@@ -58,6 +58,16 @@ async def requests(client: Client, params: SamplingParams, lora: LoRARequest) ->
     client.stream(5)  # pyright: ignore[reportArgumentType]
 
 
+def connections() -> None:
+    assert_type(Client.connect(), Client)
+    assert_type(Client.connect("redis://a", model="m", tenant="t", result_ttl_s=3.0, shards={"a": "redis://b"}), Client)
+    assert_type(LLM("redis://a", namespace="n", fail_fast=True), LLM)
+    Client.connect("redis://a", modle="m")  # pyright: ignore[reportCallIssue]
+    Client.connect("redis://a", result_ttl_s="1")  # pyright: ignore[reportArgumentType]
+    LLM("redis://a", namespase="n")  # pyright: ignore[reportCallIssue]
+    SamplingParams(temprature=0.3)  # pyright: ignore[reportCallIssue]
+
+
 async def control(client: Client, lora: LoRARequest) -> None:
     assert_type(await client.sleep(2, mode="wait", engine_id="e"), dict[str, SleepState])
     assert_type(await client.reset_prefix_cache(reset_running_requests=True), dict[str, bool])
