@@ -15,7 +15,7 @@ PARTS := kernels ops producer shared worker
 SUITE = $(BIN)/python -m pytest -n $(LANES) --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos mutants models layouts portable vendor clients screenshots install dist clean test-ray
+.PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos mutants models layouts portable vendor screenshots install dist docs clean test-ray
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo $(if $(MODEL),--model $(MODEL))
@@ -85,10 +85,6 @@ chaos: $(VENV)/.installed
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python -m penstock.ops.lab.mutants $(MUTANTS)
 
-# Real programs and SDKs against a gateway whose engines answer by a script: CLIENTS='--only codex'. Needs npm and PyPI.
-clients: $(VENV)/.installed-dev
-	$(BIN)/python -m penstock.ops.lab.clients --out ops/lab/reports/clients.md $(CLIENTS)
-
 # Files of other projects that are kept here, in the versions that their manifests name. Needs npm.
 vendor: $(VENV)/.installed
 	$(BIN)/python -m penstock.ops.lab.vendor
@@ -127,6 +123,10 @@ dist: $(VENV)/.installed-dev
 	$(PIP) wheel -q --no-deps --no-build-isolation -w dist dist/*.tar.gz
 	@ls dist
 
+# The site of the documents, in build/site: open index.html, or serve the folder. `mkdocs serve` shows changes at once.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 install: $(VENV)/.installed
 
 clean:
@@ -153,6 +153,10 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 
 $(VENV)/.installed-dashboard: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt -e '.[dashboard,top]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) install -q -c constraints.txt -e '.[gateway,docs]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -55,7 +55,7 @@ class BeamSearches(Generations, TextControl):
             ValidationError: ``params`` is not a BeamSearchParams, or a prompt is invalid.
             UnsupportedParameterError: a prompt is embeddings.
             RequestFailedError: a step was cancelled or expired; the code is "cancelled" or "expired".
-            and as ``stream``, ``tokenize`` and ``detokenize``.
+            PenstockError: any error of ``stream``, ``tokenize`` or ``detokenize``.
         """
         if not isinstance(params, BeamSearchParams):
             raise ValidationError(f"params must be a BeamSearchParams, got {type(params).__name__}")

@@ -16,7 +16,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-MANIFESTS = ("ops/dashboard/static/vendor/manifest.json", "tests/e2e/dashboard/vendor/manifest.json")
+MANIFESTS = (
+    "ops/dashboard/static/vendor/manifest.json",
+    "ops/lab/site/vendor/manifest.json",
+    "tests/e2e/dashboard/vendor/manifest.json",
+)
 
 
 def renew(manifest: Path) -> None:

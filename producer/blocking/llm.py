@@ -165,7 +165,7 @@ class LLM(SteppedLLM):
 
         Raises:
             ValidationError: ``messages`` are not conversations.
-            and as ``generate``.
+            PenstockError: any error of ``generate``.
         """
         return self.generate(as_conversations(messages), params, progress=progress, **options)
 

@@ -150,7 +150,7 @@ class SteppedLLM(LLMControl):
 
         Raises:
             ValidationError: a request of that id was added here and is not finished.
-            and as ``Client.submit``.
+            PenstockError: any error of ``Client.submit``.
         """
 
         async def add() -> None:

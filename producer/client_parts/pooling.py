@@ -72,7 +72,7 @@ class Poolings(ClientCore):
             UnsupportedTaskError: the model does not support ``params.task``; lists its tasks.
             UnsupportedParameterError: the I/O processor is unknown.
             RequestFailedError: the I/O processor raised an error; ``code`` is "io_processor_failed".
-            and as ``stream``.
+            PenstockError: any error of ``stream``.
         """
         if isinstance(prompt, DataPrompt):
             return await self._processed(prompt, params, options)
@@ -177,7 +177,7 @@ class Poolings(ClientCore):
         Raises:
             ValidationError: there are several texts, and a different number of others.
             UnsupportedTaskError: the model neither embeds nor has exactly one class.
-            and as ``encode_all``.
+            PenstockError: any error of ``encode_all``.
         """
         pairs = pairs_of(texts, others)
         names = names_of_pairs(texts, others, len(pairs))

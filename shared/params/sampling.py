@@ -99,6 +99,7 @@ class SamplingParams(
         spaces_between_special_tokens: False takes the space out between special tokens that follow each other, where
             the tokenizer's decoder puts one (WordPiece and word-level decoders do; byte-level BPE and SentencePiece
             never) and ``skip_special_tokens`` is False.
+        output_kind: whether an item of a stream has the new part of the output, all of it so far, or the whole once.
         logit_bias: added to the logits of these tokens, before penalties. Range [-100, 100]; at most 16384 tokens.
         allowed_token_ids: no other token is chosen. At most 16384.
         bad_words: strings that the output shall not hold. Each is tokenized as it begins a text and as it follows a

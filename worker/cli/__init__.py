@@ -19,10 +19,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             "workers on Linux serve\n"
         )
         return EXIT_FAILED
-    return run_program("worker", "Serve models to Penstock clients.", _commands(), argv)
+    return run_program("worker", "Serve models to Penstock clients.", load_commands(), argv)
 
 
-def _commands() -> tuple[Command, ...]:
+def load_commands() -> tuple[Command, ...]:
+    """Import and return the subcommands of ``worker``."""
     start, listing, leave, scale = (
         import_module(f"{__name__}.{name}") for name in ("start", "listing", "leave", "scale")
     )

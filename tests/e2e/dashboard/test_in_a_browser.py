@@ -1,17 +1,11 @@
-"""The dashboard as people use it: a real Chromium, a real worker, and nothing else between them.
-
-``PENSTOCK_CHROMIUM`` names a browser that is not on the PATH.
-"""
+"""The dashboard as people use it: a real Chromium, a real worker, and nothing else between them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,17 +22,12 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause, ModelCard
 from penstock.shared.keys import Keys
 
+from ...browser import PATIENCE_MS, needs_chromium, running_chromium, violations
 from ...gate import Gate
 
-CHROMIUM = os.environ.get("PENSTOCK_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
-pytestmark = [
-    pytest.mark.xdist_group("deployment"),
-    pytest.mark.skipif(not CHROMIUM, reason="no Chromium"),
-]
+pytestmark = [pytest.mark.xdist_group("deployment"), needs_chromium]
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright")
 
-AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
-PATIENCE_MS = 60_000
 QUERIES = {
     "tenant": "?model=demo&tenant=acme",
     "policy": "?model=demo",
@@ -131,10 +120,8 @@ def site(deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+    with running_chromium() as browser:
         yield browser
-        browser.close()
 
 
 class Visit:
@@ -200,15 +187,7 @@ def test_every_page_loads_fits_its_window_and_axe_finds_nothing_serious(visit: V
         for width in (390, 1280):
             visit.page.set_viewport_size({"width": width, "height": 800})
             assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, path
-        visit.page.evaluate(AXE)
-        for scheme in ("light", "dark"):
-            visit.page.emulate_media(color_scheme=scheme)
-            violations = visit.page.evaluate("axe.run().then(result => result.violations)")
-            problems += [
-                (path, scheme, one["id"], [node["html"] for node in one["nodes"]])
-                for one in violations
-                if one["impact"] in ("serious", "critical")
-            ]
+        problems += [(path, *finding) for finding in violations(visit.page)]
     assert problems == [], json.dumps(problems, indent=1)
 
 

@@ -1,0 +1,38 @@
+"""The page of all errors: their codes, and how the gateway answers with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ....producer.openai.errors import error_of
+from ....shared import errors
+from .tables import split_docstring, table
+
+
+def lines() -> Iterator[str]:
+    """Yield the lines of the page."""
+    yield from (
+        "# Errors",
+        "",
+        "Penstock raises only these classes on purpose. All are in `penstock.shared.errors`. `error.code` is for",
+        "programs, and `error.retryable` says whether the same call may succeed later. The gateway answers with an",
+        "HTTP status and with a code in the body's `error.code`; the code is null where OpenAI's API has none.",
+        "",
+    )
+    header = ("class", "code", "retry", "HTTP", "body's code", "meaning")
+    yield from table(header, (_row(kind) for kind in _classes()))
+
+
+def _classes() -> list[type[errors.PenstockError]]:
+    """Return the classes in the order of their module."""
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.PenstockError)]
+
+
+def _row(kind: type[errors.PenstockError]) -> tuple[str, ...]:
+    # Some classes have required arguments, which do not affect the status.
+    answer = error_of(kind.__new__(kind))
+    meaning, _ = split_docstring(kind.__doc__ or "")
+    (base, *_) = kind.__bases__
+    name = f"`{kind.__name__}`" + (f" is a `{base.__name__}`" if base not in (errors.PenstockError, Exception) else "")
+    code = f"`{answer.error_code}`" if answer.error_code else ""
+    return name, f"`{kind.code}`", "yes" if kind.retryable else "", str(answer.status), code, meaning
