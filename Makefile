@@ -155,7 +155,8 @@ $(VENV)/.installed-dashboard: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt -e '.[dashboard,top]'
 	touch $@
 
-$(VENV)/.installed-docs: $(VENV)/.installed
+# Without torch: the pages read sources, and import only what is light.
+$(VENV)/.installed-docs: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt -e '.[gateway,docs]'
 	touch $@
 
