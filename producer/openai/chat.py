@@ -31,7 +31,6 @@ from .messages import ChatMessage, template_messages
 from .parsers import Parsers
 from .prepared import Prepared
 from .thinking import Effort, ReasoningOptions, Thinking, Verbosity, thinking_budget, thinking_kwargs
-from .tools.definitions import unknown_function_keys
 from .tools.formats import ToolCallStyle, find_tool_call_style
 
 
@@ -83,10 +82,6 @@ class ChatCompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=Tru
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     prediction: Prediction | None = None
-
-    @property
-    def ignored(self) -> list[str]:
-        return [*super().ignored, *unknown_function_keys(self.tools)]
 
 
 class PreparedChat(Prepared, kw_only=True, frozen=True):

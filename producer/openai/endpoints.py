@@ -9,7 +9,7 @@ Sources: OpenAI's API reference; vLLM's ``ChatCompletionRequest``, ``CompletionR
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from .pooling import EmbeddingsBody, prepare_embeddings
 from .prepared import PreparedBody
 from .responses.body import ResponseBody
 from .responses.prepared import prepare_row
+from .tools.definitions import unknown_function_keys
 from .unknown_fields import without_unknown
 
 Neutral = Mapping[str, tuple[Any, ...]]
@@ -77,12 +78,14 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     Args:
         neutral: values of unsupported fields that have no effect. Any other value of these fields is refused.
+        ignored_in: returns the paths of fields within a decoded body that have no effect.
     """
 
     body: type[msgspec.Struct]
     prepare: Callable[[Any, Parsers], PreparedBody]
     decode_json: Callable[[bytes], Any]
     neutral: Neutral
+    ignored_in: Callable[[Any], Sequence[str]]
 
     def decode_body(self, body: bytes | Mapping[str, Any], *, strict: bool = False) -> tuple[Any, tuple[str, ...]]:
         """Return the body as a struct, and the paths of the fields that were ignored.
@@ -94,7 +97,7 @@ class Endpoint(msgspec.Struct, frozen=True):
             msgspec.MsgspecError: it is not JSON, or does not have the required form.
         """
         decoded, ignored = self._decode_known(body, strict=strict)
-        return decoded, (*ignored, *getattr(decoded, "ignored", ()))
+        return decoded, (*ignored, *self.ignored_in(decoded))
 
     def _decode_known(self, body: bytes | Mapping[str, Any], *, strict: bool) -> tuple[Any, tuple[str, ...]]:
         try:
@@ -116,13 +119,18 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def _endpoint(
-    body: type[msgspec.Struct], prepare: Callable[[Any, Parsers], PreparedBody], neutral: Neutral
+    body: type[msgspec.Struct],
+    prepare: Callable[[Any, Parsers], PreparedBody],
+    neutral: Neutral,
+    ignored_in: Callable[[Any], Sequence[str]] = lambda body: (),
 ) -> Endpoint:
-    return Endpoint(body, prepare, msgspec.json.Decoder(body).decode, neutral)
+    return Endpoint(body, prepare, msgspec.json.Decoder(body).decode, neutral, ignored_in)
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
-    CHAT_COMPLETIONS: _endpoint(ChatCompletionBody, prepare_chat, NEUTRAL_IN_CHAT),
+    CHAT_COMPLETIONS: _endpoint(
+        ChatCompletionBody, prepare_chat, NEUTRAL_IN_CHAT, lambda body: unknown_function_keys(body.tools)
+    ),
     COMPLETIONS: _endpoint(CompletionBody, lambda body, _: prepare_completion(body), NEUTRAL_IN_COMPLETIONS),
     EMBEDDINGS: _endpoint(EmbeddingsBody, lambda body, _: prepare_embeddings(body), {}),
     RESPONSES: _endpoint(ResponseBody, prepare_row, NEUTRAL_IN_RESPONSES),

@@ -45,7 +45,7 @@ async def decode_body(request: Request, path: str) -> tuple[Decoded, bool]:
     settings = gateway_of(request).settings
     body = await read_body(request, settings.max_body_bytes)
     is_large = len(body) > LARGE_BODY_BYTES
-    decoded = await _run_sized(partial(decode, path, body, strict=settings.strict_fields), in_thread=is_large)
+    decoded = await _run(partial(decode, path, body, strict=settings.strict_fields), in_thread=is_large)
     request.state.ignored = decoded.ignored
     return decoded, is_large
 
@@ -58,11 +58,11 @@ async def prepare(request: Request, path: str) -> tuple[PreparedBody, str]:
     """
     decoded, is_large = await decode_body(request, path)
     parsers = await gateway_of(request).parsers.for_model(decoded.model)
-    prepared = await _run_sized(partial(decoded.prepare, parsers), in_thread=is_large)
-    return prepared, await _run_sized(lambda: decoded.fingerprint, in_thread=is_large)
+    prepared = await _run(partial(decoded.prepare, parsers), in_thread=is_large)
+    return prepared, await _run(lambda: decoded.fingerprint, in_thread=is_large)
 
 
-async def _run_sized(function: Callable[[], T], *, in_thread: bool) -> T:
+async def _run(function: Callable[[], T], *, in_thread: bool) -> T:
     return await asyncio.to_thread(function) if in_thread else function()
 
 
