@@ -15,7 +15,7 @@ PARTS := kernels ops producer shared worker
 SUITE = $(BIN)/python -m pytest -n $(LANES) --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos mutants models layouts portable vendor screenshots install dist docs clean test-ray
+.PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos mutants models layouts portable vendor clients screenshots install dist docs clean test-ray
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo $(if $(MODEL),--model $(MODEL))
@@ -84,6 +84,10 @@ chaos: $(VENV)/.installed
 # Deliberate defects in scripts, publisher and reader, and the test that notices each: MUTANTS='--only reader'.
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python -m penstock.ops.lab.mutants $(MUTANTS)
+
+# Real programs and SDKs against a gateway whose engines answer by a script: CLIENTS='--only codex'. Needs npm and PyPI.
+clients: $(VENV)/.installed-dev
+	$(BIN)/python -m penstock.ops.lab.clients --out ops/lab/reports/clients.md $(CLIENTS)
 
 # Files of other projects that are kept here, in the versions that their manifests name. Needs npm.
 vendor: $(VENV)/.installed
@@ -155,7 +159,8 @@ $(VENV)/.installed-dashboard: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt -e '.[dashboard,top]'
 	touch $@
 
-$(VENV)/.installed-docs: $(VENV)/.installed
+# Without torch: the pages read sources, and import only what is light.
+$(VENV)/.installed-docs: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt -e '.[gateway,docs]'
 	touch $@
 

@@ -171,10 +171,10 @@ async def delta_events(
 class EventStream:
     """A reply of server-sent events: an ASGI application, and an asynchronous iterator of its body.
 
-    While no event arrives, a comment keeps proxies from closing the connection. When the reader disconnects, the events
-    are closed, and with them the stream of their request. An error before the first event is raised, so that the
-    application can answer with a status. A later error is sent as the last event, and also raised if it is not
-    Penstock's.
+    While no event arrives, a comment (or ``keep_alive``) keeps proxies from closing the connection. When the reader
+    disconnects, the events are closed, and with them the stream of their request. An error before the first event is
+    raised, so that the application can answer with a status. A later error is sent as the last event, and also raised
+    if it is not Penstock's.
 
     When uvicorn shuts down, the stream ends with ``ServerShutdownError``; otherwise the server would wait for its end.
 
@@ -182,7 +182,8 @@ class EventStream:
         events: encoded events; closed at the end.
         headers: added to the default headers, or replacing them.
         error_event: encodes an error as the last event.
-        keep_alive_s: time without events after which a comment is sent.
+        keep_alive_s: time without events after which ``keep_alive`` is sent.
+        keep_alive: a comment, or an event that readers ignore.
         status_wait_s: how long the status waits for the first event or an error.
     """
 
@@ -193,12 +194,13 @@ class EventStream:
         headers: Mapping[str, str] | None = None,
         error_event: Callable[[Exception], bytes] = encode_error,
         keep_alive_s: float = KEEP_ALIVE_S,
+        keep_alive: bytes = COMMENT,
         status_wait_s: float = STATUS_WAIT_S,
     ) -> None:
         self.headers = {**HEADERS, **(headers or {})}
         self._events = events
         self._error_event = error_event
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s, self._keep_alive = keep_alive_s, keep_alive
         self._status_wait_s = status_wait_s
         self._next: asyncio.Future[bytes] | None = None
         self._is_over = False
@@ -265,7 +267,7 @@ class EventStream:
             await self.aclose()
             raise
         if not self._next.done():
-            return COMMENT
+            return self._keep_alive
         ready, self._next = self._next, None
         try:
             return ready.result()
@@ -304,7 +306,7 @@ class EventStream:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         failure: Exception | None = None
         last = b""
-        keep_alive = _KeepAlive(send, self._keep_alive_s)
+        keep_alive = _KeepAlive(send, self._keep_alive, self._keep_alive_s)
         try:
             if self._is_ending:
                 raise _shutdown()
@@ -355,14 +357,15 @@ def _shutdown() -> ServerShutdownError:
 
 
 class _KeepAlive:
-    """Sends pieces of a body, and a comment whenever nothing was sent for ``every_s``."""
+    """Sends pieces of a body, and ``piece`` whenever nothing was sent for ``every_s``."""
 
-    def __init__(self, send: Send, every_s: float) -> None:
+    def __init__(self, send: Send, piece: bytes, every_s: float) -> None:
         self._send = send
+        self._piece = piece
         self._every_s = every_s
         self._loop = asyncio.get_running_loop()
         self._sent_at = self._loop.time()
-        self._task = asyncio.create_task(self._send_comments())
+        self._task = asyncio.create_task(self._send_regularly())
 
     async def send(self, piece: bytes) -> None:
         self._sent_at = self._loop.time()
@@ -371,11 +374,11 @@ class _KeepAlive:
     def stop(self) -> None:
         self._task.cancel()
 
-    async def _send_comments(self) -> None:
+    async def _send_regularly(self) -> None:
         while True:
             await asyncio.sleep(max(0.0, self._sent_at + self._every_s - self._loop.time()))
             if self._loop.time() >= self._sent_at + self._every_s:
-                await self.send(COMMENT)
+                await self.send(self._piece)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

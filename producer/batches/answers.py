@@ -20,6 +20,7 @@ from ...shared.errors import (
 )
 from ...shared.messages.outcome import FinishReason
 from ...shared.process.log import get_logger
+from ..anthropic.errors import error_body
 from ..client import Client
 from ..inputs.prompt import Prompt
 from ..inputs.prompt_lists import naming, numbered
@@ -175,7 +176,9 @@ class Rows:
                     raise
 
     def _failed(self, number: int, row: InputRow, error: OpenAIError) -> JournalRow:
-        response = RowResponse(status_code=error.status, request_id=self._request_id(number), body=error.body)
+        request_id = self._request_id(number)
+        body = error_body(self._spec.endpoint, error, request_id)
+        response = RowResponse(status_code=error.status, request_id=request_id, body=body)
         return JournalRow(row=number, failed=True, line=self._line(number, row, response))
 
     def _line(

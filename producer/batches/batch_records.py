@@ -20,7 +20,7 @@ MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_ROWS = 50_000
 # OpenAI has only "24h".
 COMPLETION_WINDOWS_S = {"24h": 24 * 3600, "7d": 7 * 24 * 3600}
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
 PURPOSES = ("batch", "batch_output")
 # OpenAI's limits of expires_after and output_expires_after; an input file expires after 30 days by default.
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000

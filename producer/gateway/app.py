@@ -33,7 +33,7 @@ from .images import ImageFetcher
 from .metrics import Family, Metrics
 from .middleware import GatewayMiddleware
 from .operations import Operation, build_openapi
-from .routes import adapters, batches, files, generate, models, pooling, state, tokens
+from .routes import adapters, batches, files, generate, messages, models, pooling, state, tokens
 from .routes import responses as responses_routes
 from .settings import GatewaySettings
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 OPERATIONS: tuple[Operation, ...] = (
     *generate.OPERATIONS,
+    *messages.OPERATIONS,
     *pooling.OPERATIONS,
     *responses_routes.OPERATIONS,
     *models.OPERATIONS,

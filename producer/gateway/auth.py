@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import msgspec
 
@@ -59,7 +60,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Authenticator:
-    """Maps a request's ``Authorization: Bearer`` header to an identity.
+    """Maps a request's key, in the header ``Authorization: Bearer`` or ``x-api-key``, to an identity.
 
     Args:
         keys: the store; None accepts every request.
@@ -72,7 +73,7 @@ class Authenticator:
         # Keyed by the key's public part: expiry time, digest and identity.
         self._cached: OrderedDict[str, tuple[float, bytes, Identity]] = OrderedDict()
 
-    async def identify(self, authorization: str | None) -> Identity:
+    async def identify(self, headers: Mapping[str, str]) -> Identity:
         """Return the identity of the caller.
 
         Raises:
@@ -80,10 +81,12 @@ class Authenticator:
         """
         if self._keys is None:
             return self._default_identity
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise _unauthorized("pass an API key as Authorization: Bearer KEY")
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")
         key = key.strip()
+        if not key:
+            raise _unauthorized("pass an API key as Authorization: Bearer KEY, or as x-api-key: KEY")
         key_id = key_id_of(PREFIX, key)
         if key_id is None:
             raise _unauthorized("the API key is not valid")

@@ -12,10 +12,12 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ...shared.connection import CommandConnection
 from ...shared.process.log import get_logger
 from .. import Client
+from ..anthropic.errors import error_body
 from ..batches import BatchStore
 from ..inputs.options import RequestOptions
 from ..io_processors import IOProcessors
@@ -65,30 +67,32 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
     return Response(_encoder.encode(body), status, headers, JSON)
 
 
-def error_response(error: BaseException) -> Response:
-    """Return the response that reports an error. Logs an unexpected one with its traceback."""
+def error_response(error: BaseException, scope: Scope) -> Response:
+    """Return the response that reports an error, in the form of the path's API. Logs an unexpected one with its
+    traceback."""
     api_error = error_of(error)
     if api_error.status == 500 and api_error.error_code == "internal_error":
         log.error("http_request_failed", exc_info=error)
-    return json_response(api_error.body, api_error.status, api_error.headers)
+    body = error_body(scope["path"], api_error, scope["state"]["x_request_id"])
+    return json_response(body, api_error.status, api_error.headers)
 
 
-async def http_exception(_: Request, error: Exception) -> Response:
+async def http_exception(request: Request, error: Exception) -> Response:
     """Return the response for an error that Starlette itself raised: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_response(OpenAIError(404, "unknown path; see /openapi.json", code="unknown_url"))
+        return error_response(OpenAIError(404, "unknown path; see /openapi.json", code="unknown_url"), request.scope)
     api_error = OpenAIError(error.status_code, str(error.detail).lower(), code="http_error")
-    response = error_response(api_error)
+    response = error_response(api_error, request.scope)
     response.headers.update(error.headers or {})
     return response
 
 
-async def any_exception(_: Request, error: BaseException) -> Response:
+async def any_exception(request: Request, error: BaseException) -> Response:
     """Return the response for an exception of a route."""
     if isinstance(error, ClientDisconnect):
-        return error_response(cancelled())
-    return error_response(error)
+        error = cancelled()
+    return error_response(error, request.scope)
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

@@ -20,6 +20,7 @@ from ...shared.errors import cut
 from ...shared.process.log import get_logger, log_ids
 from ...shared.values.names import MAX_NAME_CHARS
 from ...shared.values.shown import MAX_SHOWN_CHARS, shown
+from ..anthropic.errors import is_messages_path
 from ..openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
 from ..openai.unknown_fields import HEADER as IGNORED_HEADER
 from ..openai.unknown_fields import counted_name, header_value
@@ -94,10 +95,9 @@ class GatewayMiddleware:
                         code="gateway_busy",
                         retry_after_s=1,
                     )
-                authorization = exchange.headers.get("authorization")
-                scope["state"]["identity"] = await self._authenticator.identify(authorization)
+                scope["state"]["identity"] = await self._authenticator.identify(exchange.headers)
         except Exception as error:
-            await error_response(error)(scope, receive, exchange.send)
+            await error_response(error, scope)(scope, receive, exchange.send)
             return
         await self._app(scope, receive, exchange.send)
 
@@ -137,6 +137,7 @@ class Exchange:
         self.status = 500
         self._send = send
         self._body = body
+        self._is_messages = is_messages_path(scope["path"])
 
     def check_request_id(self) -> None:
         """Refuse an id that cannot be used in headers and logs, since its caller would search for it in vain.
@@ -153,6 +154,8 @@ class Exchange:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self.request_id
+            if self._is_messages:
+                headers["request-id"] = self.request_id
             if ignored := self._state.get("ignored"):
                 headers[IGNORED_HEADER] = header_value(ignored)
             if self._body.is_late:

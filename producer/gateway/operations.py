@@ -42,6 +42,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         body: struct of the request's JSON; None without one. ``body_media_type`` is set if it is not JSON.
         response: struct of a successful response; None if ``media_type`` alone describes it.
         streams: whether ``stream=true`` returns events instead.
+        error: struct of an error response.
         statuses: possible error statuses, in addition to 401, 404, 500 and 503, which all operations have.
         is_public: whether the path needs no API key.
         parameters: entries of OpenAPI's ``parameters``, in addition to those in the path.
@@ -57,6 +58,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     media_type: str = "application/json"
     body_media_type: str = "application/json"
     streams: bool = False
+    error: type[msgspec.Struct] = ErrorBody
     statuses: tuple[int, ...] = ()
     is_public: bool = False
     parameters: tuple[dict[str, Any], ...] = ()
@@ -64,9 +66,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """Return the OpenAPI document of ``operations``."""
-    types = {ErrorBody: None}  # an ordered set
+    types: dict[Any, None] = {}  # an ordered set
     for operation in operations:
-        types |= {struct: None for struct in (operation.body, operation.response) if struct is not None}
+        structs = (operation.error, operation.body, operation.response)
+        types |= {struct: None for struct in structs if struct is not None}
     schemas, components = msgspec.json.schema_components(list(types), ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -75,7 +78,11 @@ def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, An
         paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, schema_of)
     return {
         "openapi": OPENAPI_VERSION,
-        "info": {"title": "Penstock", "version": version, "description": "OpenAI's API over a durable queue."},
+        "info": {
+            "title": "Penstock",
+            "version": version,
+            "description": "OpenAI's and Anthropic's APIs over a durable queue.",
+        },
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
@@ -91,7 +98,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
     responses: dict[str, Any] = {str(operation.status): {"description": "Success.", "content": content}}
     body_statuses = () if operation.body is None else (408,)
     for status in sorted({*_ANY_ERRORS, *body_statuses, *operation.statuses}):
-        error = {"application/json": {"schema": schema_of[ErrorBody]}}
+        error = {"application/json": {"schema": schema_of[operation.error]}}
         responses[str(status)] = {"description": _ERROR_NAMES[status], "content": error}
     description: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     names = _PARAMETER.findall(operation.path)

@@ -16,6 +16,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 
@@ -25,7 +26,7 @@ from ..openai.answers.common import fingerprint_of
 from ..openai.errors import OpenAIError, error_of
 from ..openai.prepared import ChunkMaker, Prepared
 from ..reconnect import AnswerPositions
-from ..sse import EventStream
+from ..sse import COMMENT, EventStream
 from .generations import PromptDelta
 
 _FORM = re.compile(r"([A-Za-z0-9_-]{1,100}):(\d{1,10}e?(?:\.\d{1,10}e?)*)(\.u)?")
@@ -59,15 +60,11 @@ class Position(AnswerPositions):
         """
         match = _FORM.fullmatch(event_id)
         marks = match[2].split(".") if match else []
-        if match is None or len(marks) != num_answers or not match[1].startswith(f"{id_prefix}-"):
-            raise _invalid_id("Last-Event-ID must be the id of an event of a stream that this same body started")
-        if fingerprint_of(match[1]) not in ("", fingerprint):
-            raise _invalid_id(
-                "Last-Event-ID belongs to a stream that another body started; send that body again unchanged, or "
-                "omit the header"
-            )
+        is_valid = match is not None and len(marks) == num_answers
+        response_id = check_stream_id(match[1] if match and is_valid else "", f"{id_prefix}-", fingerprint)
+        assert match is not None
         ended = [mark.endswith("e") for mark in marks]
-        return cls(match[1], [int(mark.rstrip("e")) for mark in marks], ended, has_usage=match[3] is not None)
+        return cls(response_id, [int(mark.rstrip("e")) for mark in marks], ended, has_usage=match[3] is not None)
 
     def __str__(self) -> str:
         if len(self.ended) == 1:
@@ -77,6 +74,22 @@ class Position(AnswerPositions):
                 f"{index}e" if ended else str(index) for index, ended in zip(self.next_indexes, self.ended, strict=True)
             )
         return f"{self.response_id}:{marks}{'.u' if self.has_usage else ''}"
+
+
+def check_stream_id(response_id: str, prefix: str, fingerprint: str) -> str:
+    """Return ``response_id``, which was part of a ``Last-Event-ID``, if a body with this ``fingerprint`` may resume it.
+
+    Raises:
+        OpenAIError: 400, it is not the id of such a stream, or another body started the stream.
+    """
+    if not response_id.startswith(prefix):
+        raise _invalid_id("Last-Event-ID must be the id of an event of a stream that this same body started")
+    if fingerprint_of(response_id) not in ("", fingerprint):
+        raise _invalid_id(
+            "Last-Event-ID belongs to a stream that another body started; send that body again unchanged, or omit the "
+            "header"
+        )
+    return response_id
 
 
 def _invalid_id(message: str) -> OpenAIError:
@@ -115,10 +128,14 @@ async def event_stream(
     status_wait_s: float,
     on_first: Callable[[], None],
     on_left: Callable[[], None],
+    error_event: Callable[[OpenAIError], bytes],
+    keep_alive: bytes = COMMENT,
 ) -> EventStream:
     """Return the response of ``events`` once its status is known.
 
     Args:
+        keep_alive: sent while no event arrives.
+        error_event: encodes a failure as the last event.
         status_wait_s: wait for a refusal, which usually arrives quickly and gets its own status; after this time the
             head of the response is sent.
         on_first: called before the first event is sent.
@@ -128,8 +145,9 @@ async def event_stream(
     """
     return await EventStream(
         _with_callbacks(encoded, on_first, on_left),
-        error_event=_error_event,
+        error_event=partial(_error_event, error_event),
         keep_alive_s=keep_alive_s,
+        keep_alive=keep_alive,
         status_wait_s=status_wait_s,
     ).start()
 
@@ -153,8 +171,12 @@ async def _with_callbacks(
             raise
 
 
-def _error_event(error: Exception) -> bytes:
-    """Return the event that reports a failure where OpenAI's clients look for it, followed by the end of the stream."""
+def _error_event(encode: Callable[[OpenAIError], bytes], error: Exception) -> bytes:
     api_error = error_of(error)
     log.warning("stream_failed", error=str(error), status=api_error.status)
-    return b"data: %b\n\n%b" % (encode_line(api_error.body), DONE)
+    return encode(api_error)
+
+
+def openai_error(error: OpenAIError) -> bytes:
+    """Return the event that reports a failure where OpenAI's clients look for it, followed by the end of the stream."""
+    return b"data: %b\n\n%b" % (encode_line(error.body), DONE)

@@ -9,12 +9,15 @@ Sources: OpenAI's API reference; vLLM's ``ChatCompletionRequest``, ``CompletionR
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from ...shared.errors import PenstockError
+from ..anthropic.body import MessagesBody
+from ..anthropic.errors import MESSAGES
+from ..anthropic.prepared import prepare_message
 from .chat import ChatCompletionBody, prepare_chat
 from .completions import CompletionBody, prepare_completion
 from .errors import OpenAIError, bad_field, error_of
@@ -23,7 +26,6 @@ from .pooling import EmbeddingsBody, prepare_embeddings
 from .prepared import PreparedBody
 from .responses.body import ResponseBody
 from .responses.prepared import prepare_row
-from .tools.definitions import unknown_function_keys
 from .unknown_fields import without_unknown
 
 Neutral = Mapping[str, tuple[Any, ...]]
@@ -78,14 +80,12 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     Args:
         neutral: values of unsupported fields that have no effect. Any other value of these fields is refused.
-        ignored_in: returns the paths of fields within a decoded body that have no effect.
     """
 
     body: type[msgspec.Struct]
     prepare: Callable[[Any, Parsers], PreparedBody]
     decode_json: Callable[[bytes], Any]
     neutral: Neutral
-    ignored_in: Callable[[Any], Sequence[str]]
 
     def decode_body(self, body: bytes | Mapping[str, Any], *, strict: bool = False) -> tuple[Any, tuple[str, ...]]:
         """Return the body as a struct, and the paths of the fields that were ignored.
@@ -97,7 +97,7 @@ class Endpoint(msgspec.Struct, frozen=True):
             msgspec.MsgspecError: it is not JSON, or does not have the required form.
         """
         decoded, ignored = self._decode_known(body, strict=strict)
-        return decoded, (*ignored, *self.ignored_in(decoded))
+        return decoded, (*ignored, *getattr(decoded, "ignored", ()))
 
     def _decode_known(self, body: bytes | Mapping[str, Any], *, strict: bool) -> tuple[Any, tuple[str, ...]]:
         try:
@@ -119,21 +119,17 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def _endpoint(
-    body: type[msgspec.Struct],
-    prepare: Callable[[Any, Parsers], PreparedBody],
-    neutral: Neutral,
-    ignored_in: Callable[[Any], Sequence[str]] = lambda body: (),
+    body: type[msgspec.Struct], prepare: Callable[[Any, Parsers], PreparedBody], neutral: Neutral
 ) -> Endpoint:
-    return Endpoint(body, prepare, msgspec.json.Decoder(body).decode, neutral, ignored_in)
+    return Endpoint(body, prepare, msgspec.json.Decoder(body).decode, neutral)
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
-    CHAT_COMPLETIONS: _endpoint(
-        ChatCompletionBody, prepare_chat, NEUTRAL_IN_CHAT, lambda body: unknown_function_keys(body.tools)
-    ),
+    CHAT_COMPLETIONS: _endpoint(ChatCompletionBody, prepare_chat, NEUTRAL_IN_CHAT),
     COMPLETIONS: _endpoint(CompletionBody, lambda body, _: prepare_completion(body), NEUTRAL_IN_COMPLETIONS),
     EMBEDDINGS: _endpoint(EmbeddingsBody, lambda body, _: prepare_embeddings(body), {}),
     RESPONSES: _endpoint(ResponseBody, prepare_row, NEUTRAL_IN_RESPONSES),
+    MESSAGES: _endpoint(MessagesBody, prepare_message, {}),
 }
 
 

@@ -16,11 +16,12 @@ from ..inputs.options import MAX_SESSION_ID_CHARS, RequestOptions
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of a stream. With ``include_usage`` its last chunk has the usage, and no choices.
 
-    ``include_obfuscation`` has no effect.
+    The others have no effect.
     """
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class StructuredOutputs(GrammarFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +105,12 @@ class GenerationBody(_SamplingFields, kw_only=True, forbid_unknown_fields=True):
     def includes_usage(self) -> bool:
         """Whether a stream ends with a chunk that has the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def ignored(self) -> list[str]:
+        """Paths of fields that are set and have no effect, though their callers might expect one."""
+        is_set = self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return ["stream_options.continuous_usage_stats"] if is_set else []
 
     def sampling_params(self, **overrides: Any) -> SamplingParams:
         """Return the sampling parameters of the body, with ``overrides``; an override of None is ignored.

@@ -29,6 +29,7 @@ TEST_TOOLS = (
     "pytest-xdist",
     "blockbuster",
     "hypothesis",
+    "anthropic",
     "openai",
     "numpy",  # comes with torch elsewhere
     "anyio",

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from .checks.row_independence import computes_single_tokens_differently
 from .forward import Forward, StagedSteps
+from .images.vision_model import VisionModel
 from .parallel.groups import RankGroups
 from .pooling.encoder import EncoderForward
-
-if TYPE_CHECKING:
-    from .images.vision_model import VisionModel
-    from .pooling.pooler import PoolingModel
-    from .shared_experts import ExpertRanks
+from .pooling.pooler import PoolingModel
+from .shared_experts import ExpertRanks
 
 
 @dataclass(frozen=True)

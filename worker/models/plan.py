@@ -1,20 +1,20 @@
 """Structure of a decoder as data: everything that the lean path needs besides the weights.
 
 Each difference between current decoder architectures is a field here. Names are those of transformers' modules, as
-``get_submodule`` takes them. So a plan holds no tensor, fits the same model loaded again, and can be stored.
+``get_submodule`` takes them. So a plan holds no tensor, and fits the same model loaded again.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-import msgspec
 
 from ...kernels.decoder import AttentionGate
 from ...kernels.mixers import MixerKind
 
 
-class NormPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class NormPlan:
     """A norm over the last dimension: LayerNorm or RMSNorm.
 
     Args:
@@ -32,7 +32,8 @@ class NormPlan(msgspec.Struct, frozen=True):
     offset: float = 0.0
 
 
-class RotationPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class RotationPlan:
     """The rotary embedding of a layer.
 
     Args:
@@ -44,7 +45,8 @@ class RotationPlan(msgspec.Struct, frozen=True):
     is_interleaved: bool = False
 
 
-class AnglesPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class AnglesPlan:
     """A call of the model's own module that computes cosines and sines of positions.
 
     Args:
@@ -60,7 +62,8 @@ class AnglesPlan(msgspec.Struct, frozen=True):
     repeats: bool = True
 
 
-class AttentionPlan(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class AttentionPlan:
     """The attention of a layer, from its normalised input to the input of its output projection.
 
     Args:
@@ -99,7 +102,8 @@ class AttentionPlan(msgspec.Struct, frozen=True, tag=True):
     source: int | None = None
 
 
-class MixerPlan(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class MixerPlan:
     """A recurrent mixer, which keeps a state instead of keys and values, between a layer's norm and its output
     projection.
 
@@ -137,7 +141,8 @@ class MixerPlan(msgspec.Struct, frozen=True, tag=True):
     by_groups: bool = False
 
 
-class RouterPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class RouterPlan:
     """The router of a mixture of experts, as ``kernels.moe.route`` computes it.
 
     Names are those of parameters or buffers; "" for none.
@@ -168,7 +173,8 @@ class RouterPlan(msgspec.Struct, frozen=True):
     expert_scale: str = ""
 
 
-class ExpertsPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class ExpertsPlan:
     """A mixture of experts.
 
     Args:
@@ -199,7 +205,8 @@ class ExpertsPlan(msgspec.Struct, frozen=True):
     shared_norm: NormPlan | None = None
 
 
-class FeedForwardPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class FeedForwardPlan:
     """The feed-forward part of a layer, which computes each token separately.
 
     Args:
@@ -223,7 +230,8 @@ class FeedForwardPlan(msgspec.Struct, frozen=True):
     experts: ExpertsPlan | None = None
 
 
-class EmbeddingPartPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class EmbeddingPartPlan:
     """Last part of a layer, which adds a gated per-layer embedding of the token (Gemma 4).
 
     Args:
@@ -238,7 +246,8 @@ class EmbeddingPartPlan(msgspec.Struct, frozen=True):
     norm: NormPlan | None
 
 
-class LayerEmbeddingsPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class LayerEmbeddingsPlan:
     """The per-layer embeddings that ``EmbeddingPartPlan`` adds: ``sum_scale * (norm(projected) + embedded)``.
 
     Args:
@@ -256,7 +265,8 @@ class LayerEmbeddingsPlan(msgspec.Struct, frozen=True):
     sum_scale: float
 
 
-class LayerPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class LayerPlan:
     """A layer: its norms, and how it adds to the residual stream.
 
     Args:
@@ -282,7 +292,8 @@ class LayerPlan(msgspec.Struct, frozen=True):
     out_scale: str = ""
 
 
-class DecoderPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class DecoderPlan:
     """The whole decoder.
 
     Args:
@@ -296,7 +307,7 @@ class DecoderPlan(msgspec.Struct, frozen=True):
     head: str
     norm: NormPlan
     layers: tuple[LayerPlan, ...]
-    angles: tuple[AnglesPlan, ...] = ()
+    angles: tuple[AnglesPlan, ...] = field(default_factory=tuple)
     embedding_scale: float = 1.0
     stream_scale: float = 1.0
     logit_scale: float = 1.0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from penstock.ops.lab.site import reference
 from penstock.ops.lab.site.markdown import Links, show_pipes
-from penstock.ops.lab.site.sources import ROOT, example_page, examples, outside_documents
+from penstock.ops.lab.site.sources import ROOT, example_page, examples, outside_documents, pages_of
 
 # Parts with the classes that a web app uses.
 PARTS = ("producer", "shared")
@@ -30,6 +32,21 @@ def on_startup(command: str, dirty: bool) -> None:
         link = package / part
         if not link.is_symlink():
             link.symlink_to(ROOT / part)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Complete the order of pages."""
+    config.nav = [_expand(entry) for entry in config.nav or ()]
+    return config
+
+
+def _expand(entry: Any) -> Any:
+    """Return an entry of ``nav`` with the pages of each folder that it names as ``folder/*``."""
+    if isinstance(entry, dict):
+        return {title: _expand(value) for title, value in entry.items()}
+    if isinstance(entry, list):
+        return [_expand(value) for value in entry]
+    return pages_of(entry.removesuffix("/*")) if entry.endswith("/*") else entry
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

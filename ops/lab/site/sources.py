@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,14 @@ def documents() -> Iterator[tuple[str, Path]]:
     yield from outside_documents()
     for path in sorted(GUIDE.glob("*/*.md")):
         yield str(path.relative_to(GUIDE)), path
+
+
+def pages_of(folder: str) -> list[str]:
+    """Return the pages of a folder in the order in which its README links to them, and then the others."""
+    files = {page: path for page, path in outside_documents() if page.startswith(f"{folder}/")}
+    index = files[f"{folder}/README.md"].read_text()
+    linked = [f"{folder}/{Path(target).name}" for target in re.findall(r"\]\(([^)#]+\.md)\b", index)]
+    return list(dict.fromkeys([f"{folder}/README.md", *(page for page in linked if page in files), *files]))
 
 
 def examples() -> Iterator[tuple[str, Path]]:

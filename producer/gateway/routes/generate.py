@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions: whole answers, streams, and resumed streams.
+"""/v1/chat/completions, /v1/completions and /v1/messages: whole answers, streams, and resumed streams.
 
 A client resumes a cut stream by sending its body again with the header ``Last-Event-ID``. The request is in Redis, and
 the body determines the form of its answer, so no gateway stores anything. A GET would require the body to be stored.
@@ -17,6 +17,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ....shared.values.shown import shown
+from ...anthropic.prepared import PreparedMessage
+from ...inputs.options import MAX_SESSION_ID_CHARS
 from ...openai.answers.chat_objects import ChatCompletion
 from ...openai.answers.common import new_id
 from ...openai.chat import ChatCompletionBody
@@ -24,15 +26,18 @@ from ...openai.completions import Completion, CompletionBody
 from ...openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, Decoded, decode
 from ...openai.errors import OpenAIError
 from ...openai.prepared import Prepared, PreparedBody
-from ...sse import EventStream
+from ...sse import COMMENT, EventStream
 from .. import generations
 from ..auth import Identity
 from ..http import Gateway, add_ids, bind_request_id, gateway_of, json_response, read_body, while_connected
+from ..message_stream import PING, MessagePosition, error_frame, message_events
 from ..operations import Operation
-from ..stream import Position, event_stream, events
+from ..stream import Position, event_stream, events, openai_error
 
 # Larger bodies are decoded in a thread, because that takes milliseconds, during which other streams must continue.
 LARGE_BODY_BYTES = 64 * 1024
+# Claude Code's name for the conversation.
+SESSION_HEADER = "x-claude-code-session-id"
 T = TypeVar("T")
 
 
@@ -45,7 +50,7 @@ async def decode_body(request: Request, path: str) -> tuple[Decoded, bool]:
     settings = gateway_of(request).settings
     body = await read_body(request, settings.max_body_bytes)
     is_large = len(body) > LARGE_BODY_BYTES
-    decoded = await _run(partial(decode, path, body, strict=settings.strict_fields), in_thread=is_large)
+    decoded = await _run_sized(partial(decode, path, body, strict=settings.strict_fields), in_thread=is_large)
     request.state.ignored = decoded.ignored
     return decoded, is_large
 
@@ -58,11 +63,11 @@ async def prepare(request: Request, path: str) -> tuple[PreparedBody, str]:
     """
     decoded, is_large = await decode_body(request, path)
     parsers = await gateway_of(request).parsers.for_model(decoded.model)
-    prepared = await _run(partial(decoded.prepare, parsers), in_thread=is_large)
-    return prepared, await _run(lambda: decoded.fingerprint, in_thread=is_large)
+    prepared = await _run_sized(partial(decoded.prepare, parsers), in_thread=is_large)
+    return prepared, await _run_sized(lambda: decoded.fingerprint, in_thread=is_large)
 
 
-async def _run(function: Callable[[], T], *, in_thread: bool) -> T:
+async def _run_sized(function: Callable[[], T], *, in_thread: bool) -> T:
     return await asyncio.to_thread(function) if in_thread else function()
 
 
@@ -75,18 +80,23 @@ async def generate(path: str, request: Request) -> ASGIApp:
     last_event_id = request.headers.get("last-event-id")
     if last_event_id is not None:
         return await _resume(gateway, request, prepared, fingerprint, last_event_id)
-    prepared = msgspec.structs.replace(
-        prepared, prompts=await gateway.images.fetched(prepared.prompts, identity.tenant)
-    )
+    with prepared.naming_fields():
+        prompts = await gateway.images.fetched(prepared.prompts, identity.tenant)
+    prepared = msgspec.structs.replace(prepared, prompts=prompts)
     response_id = new_id(prepared.id_prefix, fingerprint)
     options = generations.options_of(prepared, identity, gateway.settings)
+    if session_id := request.headers.get(SESSION_HEADER):
+        options.setdefault("session_id", session_id[:MAX_SESSION_ID_CHARS])
     add_ids(options, request, response_id)
     if not prepared.stream:
         work = generations.answer(gateway.client, prepared, options, response_id)
         return json_response(await while_connected(request, work))
     linger_s = gateway.settings.reconnect_grace_s
     deltas = generations.stream(gateway.client, prepared, options, response_id, linger_s=linger_s)
-    position = Position.start(response_id, len(prepared.prompts) * prepared.params.n)
+    if isinstance(prepared, PreparedMessage):
+        position = MessagePosition(response_id)
+    else:
+        position = Position.start(response_id, len(prepared.prompts) * prepared.params.n)
     return await _event_stream(gateway, request, prepared, deltas, position)
 
 
@@ -95,8 +105,11 @@ async def _resume(
 ) -> EventStream:
     if not prepared.stream:
         raise OpenAIError(400, "Last-Event-ID needs stream=true", param="stream")
-    num_answers = len(prepared.prompts) * prepared.params.n
-    position = Position.parse(last_event_id, num_answers, prepared.id_prefix, fingerprint)
+    if isinstance(prepared, PreparedMessage):
+        position = MessagePosition.parse(last_event_id, prepared, fingerprint)
+    else:
+        num_answers = len(prepared.prompts) * prepared.params.n
+        position = Position.parse(last_event_id, num_answers, prepared.id_prefix, fingerprint)
     bind_request_id(position.response_id)
     model = await _model_name(gateway, prepared)
     status = await gateway.client.status(position.response_id, model)
@@ -119,13 +132,21 @@ async def _event_stream(
     request: Request,
     prepared: Prepared,
     deltas: AsyncGenerator[generations.PromptDelta],
-    position: Position,
+    position: Position | MessagePosition,
 ) -> EventStream:
-    model = await _model_name(gateway, prepared)
-    chunks = prepared.events(position.response_id, prepared.model or model)
+    model = prepared.model or await _model_name(gateway, prepared)
     state = request.state
+    keep_alive, error_event = COMMENT, openai_error
+    if isinstance(position, Position):
+        encoded = events(deltas, prepared, prepared.events(position.response_id, model), position)
+    else:
+        assert isinstance(prepared, PreparedMessage)
+        encoded = message_events(deltas, prepared, model, position)
+        keep_alive, error_event = PING, partial(error_frame, state.x_request_id)
     return await event_stream(
-        events(deltas, prepared, chunks, position),
+        encoded,
+        keep_alive=keep_alive,
+        error_event=error_event,
         keep_alive_s=gateway.settings.keep_alive_s,
         status_wait_s=gateway.settings.status_wait_s,
         on_first=lambda: gateway.metrics.first_chunk.labels(state.route).observe(
@@ -144,14 +165,14 @@ async def _model_name(gateway: Gateway, prepared: Prepared) -> str:
     return await gateway.client.resolve_model(prepared.model)
 
 
-_LAST_EVENT_ID = {
+LAST_EVENT_ID = {
     "name": "Last-Event-ID",
     "in": "header",
     "required": False,
     "schema": {"type": "string"},
     "description": "The id of the last event of a stream that this same body started; the stream resumes after it.",
 }
-_STATUSES = (400, 408, 413, 429, 499)
+STATUSES = (400, 408, 413, 429, 499)
 
 OPERATIONS = (
     Operation(
@@ -162,8 +183,8 @@ OPERATIONS = (
         body=ChatCompletionBody,
         response=ChatCompletion,
         streams=True,
-        statuses=_STATUSES,
-        parameters=(_LAST_EVENT_ID,),
+        statuses=STATUSES,
+        parameters=(LAST_EVENT_ID,),
     ),
     Operation(
         method="POST",
@@ -173,7 +194,7 @@ OPERATIONS = (
         body=CompletionBody,
         response=Completion,
         streams=True,
-        statuses=_STATUSES,
-        parameters=(_LAST_EVENT_ID,),
+        statuses=STATUSES,
+        parameters=(LAST_EVENT_ID,),
     ),
 )

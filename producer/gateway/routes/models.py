@@ -1,7 +1,8 @@
-"""/v1/models: the models served, and the adapters that the caller may name."""
+"""/v1/models: the models served, and the adapters that the caller may name; in OpenAI's form or Anthropic's."""
 
 from __future__ import annotations
 
+import datetime
 from typing import Literal
 
 import msgspec
@@ -40,9 +41,35 @@ class ModelList(msgspec.Struct, kw_only=True):
     data: list[Model]
 
 
+class AnthropicModel(msgspec.Struct, kw_only=True):
+    """A model or adapter in the form of Anthropic's API, for requests with one of its headers."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int | None
+    max_tokens: int | None
+    lifecycle: Literal["active"] = "active"
+
+
+class AnthropicModelList(msgspec.Struct, kw_only=True):
+    """All models and adapters, in the form of Anthropic's API. There is one page."""
+
+    data: list[AnthropicModel]
+    has_more: bool = False
+    first_id: str | None
+    last_id: str | None
+
+
 async def list_models(request: Request) -> Response:
     """Answer GET /v1/models."""
-    return json_response(ModelList(object="list", data=list((await _models(request)).values())))
+    models = list((await _models(request)).values())
+    if not _is_for_anthropic(request):
+        return json_response(ModelList(object="list", data=models))
+    ids = [model.id for model in models] or [None]
+    data = [_in_anthropic_form(model) for model in models]
+    return json_response(AnthropicModelList(data=data, first_id=ids[0], last_id=ids[-1]))
 
 
 async def retrieve_model(request: Request) -> Response:
@@ -51,7 +78,23 @@ async def retrieve_model(request: Request) -> Response:
     model = (await _models(request)).get(name)
     if model is None:
         raise OpenAIError(404, f"no worker has ever served model {shown(name)}", param="model", code="model_not_found")
-    return json_response(model)
+    return json_response(_in_anthropic_form(model) if _is_for_anthropic(request) else model)
+
+
+def _is_for_anthropic(request: Request) -> bool:
+    """Return whether the caller is a client of Anthropic's API, by the headers that such clients send."""
+    return "anthropic-version" in request.headers or "x-api-key" in request.headers
+
+
+def _in_anthropic_form(model: Model) -> AnthropicModel:
+    max_tokens = model.max_model_len or None
+    return AnthropicModel(
+        id=model.id,
+        display_name=model.id,
+        created_at=datetime.datetime.fromtimestamp(model.created, datetime.UTC).isoformat().replace("+00:00", "Z"),
+        max_input_tokens=max_tokens,
+        max_tokens=max_tokens,
+    )
 
 
 async def _models(request: Request) -> dict[str, Model]:

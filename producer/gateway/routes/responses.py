@@ -21,7 +21,7 @@ from ...sse import COMMENT, EventStream
 from ..auth import Identity
 from ..http import add_ids, bind_request_id, gateway_of, json_response, while_connected
 from ..operations import Operation
-from ..stream import event_stream
+from ..stream import event_stream, openai_error
 from .generate import decode_body
 
 
@@ -91,6 +91,7 @@ async def _stream(request: Request, batches: AsyncGenerator[list[Event]]) -> Eve
             time.perf_counter() - state.started_at
         ),
         on_left=lambda: setattr(state, "has_left", True),
+        error_event=openai_error,
     )
 
 

@@ -1,4 +1,4 @@
-"""/health, /ready, /metrics, /version and /openapi.json: endpoints for operators of the gateway."""
+"""/, /health, /ready, /metrics, /version and /openapi.json: endpoints for operators of the gateway."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def version(_: Request) -> Response:
-    """Answer GET /version."""
+    """Answer GET /version, and / to programs that check whether there is a server."""
     return json_response(Version(VERSION))
 
 
@@ -143,4 +143,5 @@ OPERATIONS = (
         is_public=True,
     ),
     Operation(method="GET", path="/openapi.json", handler=openapi, summary="This document", is_public=True),
+    Operation(method="GET", path="/", handler=version, summary="The version", response=Version, is_public=True),
 )

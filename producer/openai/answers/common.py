@@ -14,7 +14,7 @@ from ..errors import cancelled, expired
 
 # Build of the server. OpenAI's clients compare it to see whether answers to the same seed may differ.
 SYSTEM_FINGERPRINT = "penstock"
-# Number of digits after the dash: time and random part; fingerprint of a body.
+# Number of digits after the prefix: time and random part; fingerprint of a body.
 _NUM_DIGITS, _NUM_FINGERPRINT_DIGITS = 32, 8
 
 OpenAIFinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
@@ -36,16 +36,18 @@ def response_head(response_id: str, model: str) -> ResponseHead:
 
 
 def new_id(prefix: str, fingerprint: str = "") -> str:
-    """Return an id for a response. Its first eight digits after the dash are the creation time; see ``created_at``.
+    """Return an id for a response. Its first eight digits after the prefix are the creation time; see ``created_at``.
 
-    ``fingerprint`` is appended: eight digits that identify the request's body, if needed.
+    ``prefix`` may end with an underscore, else a dash follows it. ``fingerprint`` is appended: eight digits that
+    identify the request's body, if needed.
     """
-    return f"{prefix}-{int(time.time()):08x}{os.urandom(12).hex()}{fingerprint}"
+    separator = "" if prefix.endswith("_") else "-"
+    return f"{prefix}{separator}{int(time.time()):08x}{os.urandom(12).hex()}{fingerprint}"
 
 
 def fingerprint_of(response_id: str) -> str:
     """Return the fingerprint of the body that a response belongs to; empty if its id has none."""
-    digits = response_id.partition("-")[2]
+    digits = _digits_of(response_id)
     return digits[_NUM_DIGITS:] if len(digits) == _NUM_DIGITS + _NUM_FINGERPRINT_DIGITS else ""
 
 
@@ -54,12 +56,16 @@ def created_at(response_id: str) -> int:
 
     So ``created`` is the same in every chunk, even if another process resumes the stream.
     """
-    _, _, digits = response_id.partition("-")
+    digits = _digits_of(response_id)
     try:
         has_time = len(digits) in (_NUM_DIGITS, _NUM_DIGITS + _NUM_FINGERPRINT_DIGITS)
         return int(digits[:8], 16) if has_time else int(time.time())
     except ValueError:
         return int(time.time())
+
+
+def _digits_of(response_id: str) -> str:
+    return response_id.replace("_", "-", 1).partition("-")[2]
 
 
 def finish_reason_of(reason: FinishReason | None, *, has_output: bool) -> OpenAIFinishReason | None:

@@ -14,7 +14,9 @@ from ....shared.values.shown import shown
 from ..chat import ChatCompletionBody
 from ..errors import OpenAIError, bad_field
 from ..generation_body import GenerationBody
-from .items import Item, chat_messages
+from .conversation import chat_messages
+from .items import Item, ToolSearchOutput, ignored_items
+from .offered_tools import OfferedTool, chat_tools, ignored_tools, read_offered
 
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_CHARS = 64
@@ -23,12 +25,10 @@ LOGPROBS = "message.output_text.logprobs"
 _REFUSED = {
     "conversation": "send previous_response_id",
     "prompt": "send instructions and input",
-    "context_management": "send fewer input items",
-    "moderation": "no moderation model is available",
-    "prompt_cache_options": "prefixes are always cached",
     "n": "send several requests",
     "max_tokens": "send max_output_tokens",
 }
+_WITHOUT_EFFECT = ("context_management", "moderation", "prompt_cache_options")
 # Values that are equivalent to omitting the field.
 _NEUTRAL: tuple[Any, ...] = (None, [], {})
 # Fields not passed to the chat completion: they have another name there, or do not affect the model.
@@ -53,74 +53,9 @@ _NAMES = (
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
     ("reasoning_effort", "reasoning.effort"),
+    ("verbosity", "text.verbosity"),
     ("messages", "input"),
 )
-
-
-class FunctionTool(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A function that the caller can run; ``type`` is always "function"."""
-
-    type: str
-    name: str = ""
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-def chat_tools(
-    tools: Sequence[FunctionTool], choice: str | dict[str, Any] | None, is_parallel: bool | None
-) -> dict[str, Any]:
-    """Return the equivalent fields of a chat completion.
-
-    Raises:
-        OpenAIError: 400, a tool is not a function of the caller, or the choice names none of them.
-    """
-    for i, tool in enumerate(tools):
-        if tool.type != "function":
-            raise bad_field(
-                f"tools[{i}].type",
-                f"tools[{i}].type must be 'function', got {shown(tool.type)}: built-in tools are not supported",
-            )
-        if not tool.name:
-            raise bad_field(f"tools[{i}].name", f"tools[{i}].name must be given")
-    fields: dict[str, Any] = {}
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        tools, choice = _allowed(tools, choice)
-    if tools:
-        fields["tools"] = [{"type": "function", "function": _function(tool)} for tool in tools]
-        if is_parallel is not None:
-            fields["parallel_tool_calls"] = is_parallel
-    if choice is not None:
-        fields["tool_choice"] = _choice(choice)
-    return fields
-
-
-def _function(tool: FunctionTool) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.to_builtins(tool).items() if name != "type"}
-
-
-def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
-    if isinstance(choice, str):
-        return choice
-    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-        raise bad_field(
-            "tool_choice",
-            "tool_choice must be 'none', 'auto', 'required', {'type': 'function', 'name': ...} or "
-            f"{{'type': 'allowed_tools', ...}}, got {shown(choice)}",
-        )
-    return {"type": "function", "function": {"name": choice["name"]}}
-
-
-def _allowed(tools: Sequence[FunctionTool], choice: dict[str, Any]) -> tuple[list[FunctionTool], str]:
-    """Return the tools that the choice allows, and the choice among them."""
-    allowed, mode = choice.get("tools"), choice.get("mode")
-    if mode not in ("auto", "required") or not isinstance(allowed, list):
-        raise bad_field("tool_choice", "tool_choice 'allowed_tools' must have a mode, 'auto' or 'required', and tools")
-    names = {tool.get("name") for tool in allowed if isinstance(tool, dict)}
-    unknown = names - {tool.name for tool in tools}
-    if unknown or not names:
-        raise bad_field("tool_choice", f"tool_choice.tools must name some of the tools, got {shown(allowed)}")
-    return [tool for tool in tools if tool.name in names], mode
 
 
 class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -152,14 +87,15 @@ class ResponseBody(GenerationBody, kw_only=True, omit_defaults=True, forbid_unkn
     """The request: OpenAI's fields, and the fields of vLLM and Penstock that a chat completion has.
 
     ``include``, ``max_tool_calls`` and ``background_options`` have no effect, except "message.output_text.logprobs".
-    ``webhook_url`` is Penstock's: it is notified of the end of a background response. Fields from ``conversation`` on
-    are refused unless they are null or empty.
+    ``webhook_url`` is Penstock's: it is notified of the end of a background response. ``conversation`` and ``prompt``
+    are refused unless they are null or empty. The fields after them have no effect.
     """
 
+    metadata: dict[str, str] | None = None
     input: str | list[Any] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -181,6 +117,12 @@ class ResponseBody(GenerationBody, kw_only=True, omit_defaults=True, forbid_unkn
     prompt_cache_options: Any = None
 
     @property
+    def ignored(self) -> list[str]:
+        """Paths of fields, tools and items that have no effect."""
+        fields = [name for name in _WITHOUT_EFFECT if getattr(self, name) not in _NEUTRAL]
+        return [*super().ignored, *fields, *ignored_tools(self.tools), *ignored_items(self.input)]
+
+    @property
     def is_stored(self) -> bool:
         """Whether the response can be retrieved later."""
         return self.store is not False
@@ -198,12 +140,8 @@ def check_body(body: ResponseBody) -> None:
             raise bad_field(name, f"{name} is not supported here; {remedy}", code="unsupported_parameter")
     if body.input is None and body.previous_response_id is None:
         raise bad_field("input", "input must be given", code="missing_required_parameter")
-    if body.truncation not in (None, "disabled"):
-        raise bad_field(
-            "truncation",
-            f"truncation must be 'disabled', got {shown(body.truncation)}: an input that is too long is refused, "
-            "so send fewer items",
-        )
+    if body.truncation not in (None, "disabled", "auto"):
+        raise bad_field("truncation", f"truncation must be 'disabled' or 'auto', got {shown(body.truncation)}")
     if body.background and not body.is_stored:
         raise bad_field("store", "store must not be false with background=true: the response is retrieved later")
     if body.webhook_url is not None and not body.background:
@@ -212,12 +150,20 @@ def check_body(body: ResponseBody) -> None:
         )
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
         raise bad_field("top_logprobs", f"top_logprobs={body.top_logprobs} needs include=[{LOGPROBS!r}]")
-    if body.text is not None and body.text.verbosity not in (None, "medium"):
-        raise bad_field(
-            "text.verbosity",
-            f"text.verbosity {shown(body.text.verbosity)} is not supported; describe it in the instructions",
-        )
     _check_metadata(body.metadata or {})
+
+
+def offered_tools(body: ResponseBody, items: Sequence[Item]) -> list[OfferedTool]:
+    """Return the tools that the model may call: those of the body, and those that searches have found.
+
+    Raises:
+        OpenAIError: 400, a tool is invalid; its field is named.
+    """
+    offered = {tool.flat_name: tool for tool in read_offered(body.tools or [])}
+    for item in items:
+        if isinstance(item, ToolSearchOutput):
+            offered |= {tool.flat_name: tool for tool in read_offered(item.tools, "input.tools")}
+    return list(offered.values())
 
 
 def chat_body(body: ResponseBody, items: list[Item]) -> ChatCompletionBody:
@@ -230,13 +176,15 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatCompletionBody:
     if not messages:
         raise bad_field("input", "input must hold at least one item")
     fields: dict[str, Any] = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
-    fields |= chat_tools(body.tools or [], body.tool_choice, body.parallel_tool_calls)
+    fields |= chat_tools(offered_tools(body, items), body.tool_choice, body.parallel_tool_calls)
     if body.max_output_tokens is not None:
         fields["max_completion_tokens"] = body.max_output_tokens
     if LOGPROBS in (body.include or ()):
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if body.text is not None and body.text.format is not None:
         fields |= _response_format(body.text.format)
+    if body.text is not None and body.text.verbosity is not None:
+        fields["verbosity"] = body.text.verbosity
     if body.reasoning is not None and body.reasoning.effort is not None:
         fields["reasoning_effort"] = body.reasoning.effort
     return msgspec.convert(msgspec.to_builtins(fields | {"messages": messages}), ChatCompletionBody)

@@ -1,19 +1,59 @@
-"""Items of a response's input and output, with OpenAI's names: from the ``input`` of a body, and to chat messages."""
+"""Items of a response's input and output, with OpenAI's names, read from the ``input`` of a body."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ....shared.values.shown import shown
 from ..errors import OpenAIError, bad_field, error_of
 
+_ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})_(?:in)?[0-9]+")
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-_TYPES = ("message", "function_call", "function_call_output", "reasoning")
-# Roles of the caller's instructions.
-_INSTRUCTIONS = ("system", "developer")
+_REFERENCE = "item_reference"
+_TYPES = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "tool_search_call",
+    "tool_search_output",
+    _REFERENCE,
+)
+# Items of tools that OpenAI's servers run, and of features that are not offered here. The model never sees them.
+_DROPPED = frozenset(
+    [
+        "additional_tools",
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "code_interpreter_call",
+        "compaction",
+        "compaction_summary",
+        "compaction_trigger",
+        "computer_call",
+        "computer_call_output",
+        "file_search_call",
+        "image_generation_call",
+        "local_shell_call",
+        "local_shell_call_output",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "program",
+        "program_output",
+        "shell_call",
+        "shell_call_output",
+        "web_search_call",
+    ]
+)
 
 
 class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
@@ -66,13 +106,17 @@ class Message(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
-    """A model's call of a function that the caller runs; ``arguments`` is JSON as the model wrote it."""
+    """A model's call of a function that the caller runs; ``arguments`` is JSON as the model wrote it.
+
+    ``namespace`` is that of a function that was offered within one.
+    """
 
     id: str | None = None
     call_id: str
     name: str
     arguments: str
     status: ItemStatus | None = None
+    namespace: str | UnsetType | None = UNSET
 
 
 class FunctionCallOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call_output"):
@@ -80,7 +124,47 @@ class FunctionCallOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="fu
 
     id: str | None = None
     call_id: str
-    output: str | list[InputText]
+    output: str | list[InputText | InputImage | OutputText]
+    status: ItemStatus | None = None
+
+
+class CustomToolCall(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A model's call of a custom tool, whose ``input`` is plain text. ``namespace`` is as in ``FunctionCall``."""
+
+    id: str | None = None
+    call_id: str
+    name: str
+    input: str
+    status: ItemStatus | None = None
+    namespace: str | UnsetType | None = UNSET
+
+
+class CustomToolCallOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call_output"):
+    """The result of the custom tool's call ``call_id``."""
+
+    id: str | None = None
+    call_id: str
+    output: str | list[InputText | InputImage | OutputText]
+    status: ItemStatus | None = None
+
+
+class ToolSearchCall(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_search_call"):
+    """A model's search for tools that the caller runs. ``arguments`` is text if the model wrote no valid JSON."""
+
+    id: str | None = None
+    call_id: str
+    arguments: Any = None
+    execution: str = "client"
+    status: ItemStatus | None = None
+
+
+class ToolSearchOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_search_output"):
+    """The tools that the search ``call_id`` found. The model may call them from then on."""
+
+    id: str | None = None
+    call_id: str
+    tools: list[dict[str, Any]] = []
+    execution: str = "client"
     status: ItemStatus | None = None
 
 
@@ -94,8 +178,27 @@ class Reasoning(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning")
     status: ItemStatus | None = None
 
 
-Item = Message | FunctionCall | FunctionCallOutput | Reasoning
-_ID_PREFIX = {Message: "msg", FunctionCall: "fc", FunctionCallOutput: "fco", Reasoning: "rs"}
+Item = (
+    Message
+    | FunctionCall
+    | FunctionCallOutput
+    | Reasoning
+    | CustomToolCall
+    | CustomToolCallOutput
+    | ToolSearchCall
+    | ToolSearchOutput
+)
+ItemOutput = FunctionCallOutput | CustomToolCallOutput | ToolSearchOutput
+_ID_PREFIX = {
+    Message: "msg",
+    FunctionCall: "fc",
+    FunctionCallOutput: "fco",
+    Reasoning: "rs",
+    CustomToolCall: "ctc",
+    CustomToolCallOutput: "ctco",
+    ToolSearchCall: "tsc",
+    ToolSearchOutput: "tso",
+}
 
 
 def item_id(kind: type[Item], response_id: str, index: int | str) -> str:
@@ -103,33 +206,86 @@ def item_id(kind: type[Item], response_id: str, index: int | str) -> str:
     return f"{_ID_PREFIX[kind]}_{response_id[len('resp_') :]}_{index}"
 
 
-def read_items(value: str | list[Any] | None, response_id: str) -> list[Item]:
+def response_of_item(item_id: str) -> str | None:
+    """Return the id of the response that an item's id belongs to; None if ``item_id`` did not create it."""
+    match = _ITEM_ID.fullmatch(item_id)
+    return None if match is None else f"resp_{match[1]}"
+
+
+def read_items(
+    value: str | list[Any] | None, response_id: str, referenced: Mapping[str, Item] | None = None
+) -> list[Item]:
     """Return the items of an input. Each gets an id, and contents become lists of parts.
 
+    Args:
+        referenced: the items that references name, by id.
+
     Raises:
-        OpenAIError: 400, an item has an invalid form or an unsupported type; its field is named.
+        OpenAIError: 400, an item has an invalid form or an unsupported type, or a referenced item is unknown; its field
+            is named.
     """
     if value is None:
         return []
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
-    return [_completed(_item(i, item), f"in{i}", response_id) for i, item in enumerate(value)]
+    return [
+        _completed(_item(i, item, referenced or {}), f"in{i}", response_id)
+        for i, item in enumerate(value)
+        if _type_of(item) not in _DROPPED
+    ]
 
 
-def _item(i: int, value: Any) -> Item:
+def referenced_ids(value: str | list[Any] | None) -> list[str]:
+    """Return the ids that the references of an input name."""
+    items = value if isinstance(value, list) else []
+    ids = [item.get("id") for item in items if _type_of(item) == _REFERENCE]
+    return [item_id for item_id in ids if isinstance(item_id, str)]
+
+
+def ignored_items(value: Any) -> list[str]:
+    """Return the paths of the types of items that are not passed to the model."""
+    items = value if isinstance(value, list) else []
+    return list(dict.fromkeys(f"input.{kind}" for item in items if (kind := _type_of(item)) in _DROPPED))
+
+
+def _type_of(value: Any) -> str | None:
+    """Return the type of an item, also of one that leaves it out; None if it has none."""
+    if not isinstance(value, dict):
+        return None
+    kind = value.get("type")
+    if kind is None:
+        # The AI SDK leaves the type of a reference out.
+        return "message" if "role" in value else _REFERENCE if value.keys() == {"id"} else None
+    return kind if isinstance(kind, str) else None
+
+
+def _item(i: int, value: Any, referenced: Mapping[str, Item]) -> Item:
     if not isinstance(value, dict):
         raise bad_field(f"input[{i}]", f"input[{i}] must be an item, an object, got {type(value).__name__}")
-    kind = value.get("type") or ("message" if "role" in value else None)
+    kind = _type_of(value)
     if kind not in _TYPES:
         raise bad_field(
             f"input[{i}].type",
-            f"input[{i}].type must be one of {', '.join(_TYPES)}, got {shown(kind)}",
+            f"input[{i}].type must be one of {', '.join(_TYPES)}, got {shown(value.get('type'))}",
             code="unsupported_item_type",
         )
+    if kind == _REFERENCE:
+        return _referenced(f"input[{i}].id", value.get("id"), referenced)
     try:
         return msgspec.convert(value | {"type": kind}, Item)
     except msgspec.ValidationError as error:
         raise _error_in_item(f"input[{i}]", error_of(error)) from error
+
+
+def _referenced(path: str, item_id: Any, referenced: Mapping[str, Item]) -> Item:
+    item = referenced.get(item_id) if isinstance(item_id, str) else None
+    if item is None:
+        raise bad_field(
+            path,
+            f"{path} {shown(item_id)} is unknown, or its response has expired or was not stored; send the item itself",
+            code="item_not_found",
+        )
+    return copy.copy(item)
 
 
 def _error_in_item(path: str, error: OpenAIError) -> OpenAIError:
@@ -149,93 +305,6 @@ def _completed(item: Item, index: str, response_id: str) -> Item:
                 is_output = item.role == "assistant"
                 item.content = [OutputText(item.content) if is_output else InputText(item.content)]
             item.status = "completed"
-        case FunctionCall() | FunctionCallOutput() | Reasoning():
+        case _:
             item.status = item.status or "completed"
     return item
-
-
-def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Return the conversation as chat messages.
-
-    Reasoning, text and calls of one turn of the model form one message of the assistant. System and developer messages
-    at the start are joined, since most templates accept only one.
-
-    Raises:
-        OpenAIError: an output has no preceding call, or an image is at a place where none is allowed.
-    """
-    messages: list[dict[str, Any]] = []
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
-    call_ids: set[str] = set()
-    for item in items:
-        match item:
-            case Message():
-                _add_message(messages, item)
-            case Reasoning():
-                turn = _turn(messages)
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + _reasoning_text(item)
-            case FunctionCall():
-                call_ids.add(item.call_id)
-                function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                _turn(messages).setdefault("tool_calls", []).append(call)
-            case FunctionCallOutput():
-                if item.call_id not in call_ids:
-                    raise bad_field(
-                        "input",
-                        f"input: no function_call with call_id {shown(item.call_id)} precedes its output; "
-                        "send the call as well, or the previous_response_id of the response that made it",
-                    )
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _joined_text(item.output)})
-    return messages
-
-
-def _add_message(messages: list[dict[str, Any]], message: Message) -> None:
-    role = message.role
-    if not isinstance(message.content, str) and any(isinstance(part, InputImage) for part in message.content):
-        messages.append({"role": _check_image_role(role), "content": [_message_part(part) for part in message.content]})
-        return
-    text = _joined_text(message.content)
-    if role == "assistant":
-        turn = _turn(messages, for_text=True)
-        turn["content"] = text
-    elif role in _INSTRUCTIONS and messages and all(earlier["role"] in _INSTRUCTIONS for earlier in messages):
-        messages[-1]["content"] += "\n\n" + text
-    else:
-        messages.append({"role": role, "content": text})
-
-
-def _check_image_role(role: str) -> str:
-    if role != "user":
-        raise bad_field(
-            "input", f"input: only messages of the role 'user' may have parts of type input_image, got {role}"
-        )
-    return role
-
-
-def _message_part(part: Any) -> dict[str, Any]:
-    if not isinstance(part, InputImage):
-        return {"type": "text", "text": _joined_text([part])}
-    if part.image_url is None:
-        raise bad_field(
-            "input", "input: a part of type input_image must have image_url; files are not supported as images"
-        )
-    return {"type": "image_url", "image_url": {"url": part.image_url}}
-
-
-def _turn(messages: list[dict[str, Any]], *, for_text: bool = False) -> dict[str, Any]:
-    """Return the assistant's message to extend: the last one if the next item belongs to it, else a new one."""
-    last = messages[-1] if messages else None
-    if last is None or last["role"] != "assistant" or (for_text and (last["content"] or "tool_calls" in last)):
-        messages.append({"role": "assistant", "content": ""})
-    return messages[-1]
-
-
-def _reasoning_text(item: Reasoning) -> str:
-    return "".join(part.text for part in item.content or item.summary)
-
-
-def _joined_text(content: str | Sequence[Any]) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)

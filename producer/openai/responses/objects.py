@@ -187,6 +187,14 @@ class ArgumentsDone(_ItemEvent, kw_only=True, tag="response.function_call_argume
     arguments: str
 
 
+class CustomInputDelta(_ItemEvent, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    delta: str
+
+
+class CustomInputDone(_ItemEvent, kw_only=True, tag="response.custom_tool_call_input.done"):
+    input: str
+
+
 Event = (
     ResponseCreated
     | ResponseQueued
@@ -204,4 +212,6 @@ Event = (
     | ReasoningTextDone
     | ArgumentsDelta
     | ArgumentsDone
+    | CustomInputDelta
+    | CustomInputDone
 )

@@ -16,7 +16,7 @@ from ..chat import PreparedChat, prepare_chat
 from ..errors import OpenAIError, bad_field, error_of
 from ..parsers import Parsers
 from ..prepared import Prepared
-from .body import ResponseBody, chat_body, check_body, with_response_names
+from .body import ResponseBody, chat_body, check_body, offered_tools, with_response_names
 from .items import read_items
 from .objects import Response
 from .response_store import StoredResponse
@@ -37,6 +37,7 @@ _ECHOED = (
     "tool_choice",
     "top_logprobs",
     "top_p",
+    "truncation",
     "user",
 )
 
@@ -63,6 +64,7 @@ class PreparedResponse(msgspec.Struct, frozen=True, kw_only=True):
             call_id=partial(self.chat.style.call_id, self.record.id, 0),
             name_fields=self.name_fields,
             num_top_logprobs=self.chat.num_top_logprobs,
+            tools={tool.flat_name: tool for tool in offered_tools(self.record.body, self.record.conversation)},
         )
         return Transcriber(new_response(self.record), options, after=after)
 
@@ -82,7 +84,7 @@ def prepare_response(record: StoredResponse) -> PreparedResponse:
         OpenAIError: 400, a field is invalid; it has the name used in the body of a response.
     """
     try:
-        chat = prepare_chat(chat_body(record.body, [*record.history, *record.items]), record.parsers)
+        chat = prepare_chat(chat_body(record.body, record.conversation), record.parsers)
     except (ValueError, OpenAIError) as error:
         # msgspec's errors and ValidationError are ValueErrors.
         raise with_response_names(error_of(error)) from error
@@ -103,7 +105,7 @@ def new_response(record: StoredResponse) -> Response:
         model=body.model or record.model,
         text={"format": {"type": "text"}} | text,
         reasoning=None if body.reasoning is None else msgspec.to_builtins(body.reasoning),
-        tools=[msgspec.to_builtins(tool) for tool in body.tools or ()],
+        tools=list(body.tools or ()),
         **echoed,
     )
 

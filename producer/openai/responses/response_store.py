@@ -40,6 +40,11 @@ class StoredResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
     items: list[Item] = []
     parsers: Parsers = Parsers()
 
+    @property
+    def conversation(self) -> list[Item]:
+        """All input items."""
+        return [*self.history, *self.items]
+
 
 _decoder = msgspec.json.Decoder(StoredResponse)
 

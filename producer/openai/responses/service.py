@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -20,7 +21,7 @@ from ...webhooks.events import EventFamily
 from ..errors import OpenAIError, bad_field
 from ..parsers import ModelParsers
 from .body import ResponseBody, check_body
-from .items import Item, read_items
+from .items import Item, read_items, referenced_ids, response_of_item
 from .objects import Event, Response
 from .prepared import PreparedResponse, prepare_response
 from .response_store import MAX_RUN_S, StoredResponse
@@ -69,7 +70,7 @@ class Responses(StoredResponses):
         """
         check_body(body)
         response_id = f"resp_{os.urandom(16).hex()}"
-        items = read_items(body.input, response_id)
+        items = read_items(body.input, response_id, await self._referenced(tenant, body.input))
         history = await self._history(tenant, body)
         model, adapter = await self._client.find_model(body.model, tenant=tenant)
         record = StoredResponse(
@@ -177,6 +178,22 @@ class Responses(StoredResponses):
         finally:
             if record.body.is_stored:
                 await self._store.shorten_ttl(tenant, record.id)
+
+    async def _referenced(self, tenant: str, value: str | list[Any] | None) -> dict[str, Item]:
+        """Return the items of stored responses that an input refers to, by id. Unknown ones are left out."""
+        responses: dict[str, list[Item]] = {}
+        ids = referenced_ids(value)
+        for response_id in filter(None, map(response_of_item, ids)):
+            if response_id not in responses:
+                try:
+                    record, response = await self.read_with_record(tenant, response_id)
+                except OpenAIError as error:
+                    if error.status != 404:
+                        raise
+                    responses[response_id] = []
+                else:
+                    responses[response_id] = [*record.history, *record.items, *response.output]
+        return {item.id: item for items in responses.values() for item in items if item.id in ids}
 
     async def _history(self, tenant: str, body: ResponseBody) -> list[Item]:
         """Return all items of the conversation that the body continues."""

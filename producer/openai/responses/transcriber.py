@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from .objects import (
     ResponseUsage,
     Status,
 )
+from .offered_tools import OfferedTool
 from .writer import Ending, ResponseWriter
 
 
@@ -35,19 +36,21 @@ class ParsingOptions(msgspec.Struct, frozen=True, kw_only=True):
         call_id: returns the id of a call by its number.
         name_fields: converts an error for the caller.
         num_top_logprobs: None without log probabilities.
+        tools: tools that the model may call, by the names of their functions.
     """
 
     parser: AnswerParser
     call_id: Callable[[int], str]
     name_fields: Callable[[PenstockError], OpenAIError] = error_of
     num_top_logprobs: int | None = None
+    tools: Mapping[str, OfferedTool] = {}
 
 
 class Transcriber:
     """Reads the deltas of one request from the first on, and derives the response and its events."""
 
     def __init__(self, response: Response, options: ParsingOptions, *, after: int = -1) -> None:
-        self._writer = ResponseWriter(response, after=after)
+        self._writer = ResponseWriter(response, options.tools, after=after)
         self._options = options
         self._reader = PieceReader(options.parser, options.call_id)
         self._created_at = response.created_at

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from anthropic.types import Message
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
@@ -23,6 +24,7 @@ from penstock.producer.batches import BatchStore, run_batch
 pytestmark = pytest.mark.xdist_group("deployment")
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 
 
 def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> str:
@@ -122,6 +124,17 @@ async def test_batches(sdk: openai.OpenAI, store: BatchStore, client: Client) ->
     output = json.loads((await called(sdk.files.content, responses.output_file_id)).text)
     assert Response.model_validate(output["response"]["body"]).output_text == " six."
 
+    body: dict[str, Any] = {"max_tokens": 20, "messages": [{"role": "user", "content": "four plus two is"}]}
+    rows = line("good", MESSAGES, **body) + line("bad", MESSAGES, **body | {"top_p": 3})
+    file = await called(lambda: sdk.files.create(file=rows.encode(), purpose="batch"))
+    messages = await called(begin_with, sdk, file.id, {"endpoint": MESSAGES})
+    await run_batch(client, store, messages.id)
+    messages = await called(sdk.batches.retrieve, messages.id)
+    output = json.loads((await called(sdk.files.content, messages.output_file_id)).text)
+    assert Message.model_validate(output["response"]["body"]).content[0].to_dict()["text"] == " six."
+    errors = json.loads((await called(sdk.files.content, messages.error_file_id)).text)
+    assert errors["response"]["body"]["error"]["type"] == "invalid_request_error"
+
     refused = await called(begin, "{\n", line("a", COMPLETIONS, prompt="hi"))
     await run_batch(client, store, refused.id)
     refused = await called(sdk.batches.retrieve, refused.id)
@@ -139,7 +152,7 @@ async def test_batches(sdk: openai.OpenAI, store: BatchStore, client: Client) ->
     with pytest.raises(openai.ConflictError, match="has ended"):
         await called(sdk.batches.cancel, cancelled.id)
     ids = await called(lambda: [one.id for one in sdk.batches.list(limit=2)])
-    assert ids[:4] == [cancelled.id, refused.id, responses.id, batch.id]
+    assert ids[:5] == [cancelled.id, refused.id, messages.id, responses.id, batch.id]
     for wrong in ({"endpoint": "/v1/moderations"}, {"completion_window": "1h"}, {"extra_body": {"priority": 1}}):
         with pytest.raises(openai.BadRequestError):
             await called(begin_with, sdk, batch.input_file_id, wrong)

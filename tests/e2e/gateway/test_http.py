@@ -303,6 +303,12 @@ def test_api_keys_stand_for_tenants(
         flipped = acme[:-1] + ("A" if acme[-1] != "A" else "B")
         assert http.get("/v1/models", headers={"Authorization": f"Bearer {flipped}"}).status_code == 401
         assert http.get("/health").status_code == 200
+        messages = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+        for key, status in ((acme, 200), (f"{acme[:-1]}~", 401), ("", 401)):
+            counted = http.post("/v1/messages/count_tokens", json=messages, headers={"x-api-key": key})
+            assert counted.status_code == status
+        assert counted.json()["error"]["type"] == "authentication_error"
+        assert counted.json()["request_id"] == counted.headers["request-id"]
         allowed = http.get("/v1/models", headers=bearer | {"origin": "https://example.org"})
         assert allowed.headers["access-control-allow-origin"] == "https://example.org"
 
@@ -360,7 +366,7 @@ def test_generated_requests_get_documented_responses(gateway: LocalGateway) -> N
         if isinstance(case.body, dict) and not case.path.startswith(("/v1/files", "/v1/batches")):
             # Most made-up names are of no model, and answers may be as long as the model allows.
             case.body |= {"model": "demo"}
-            if case.path in (CHAT, "/v1/completions", "/v1/responses"):
+            if case.path in (CHAT, "/v1/completions", "/v1/responses", "/v1/messages"):
                 case.body |= {"timeout_s": 0.2}
         response = case.call(timeout=60)
         counts[response.status_code] += 1

@@ -224,7 +224,7 @@ async def test_a_function_is_called_and_its_output_sent_back(ai: AsyncOpenAI) ->
     ("fields", "error", "param"),
     [
         ({"model": "nobody"}, openai.NotFoundError, "model"),
-        ({"input": [{"type": "web_search_call"}]}, openai.BadRequestError, "input[0].type"),
+        ({"input": [{"type": "no_such_item"}]}, openai.BadRequestError, "input[0].type"),
         ({"input": "one " * 3000}, openai.BadRequestError, None),
         ({"input": "one " * 3000, "stream": True}, openai.BadRequestError, None),
     ],
@@ -299,3 +299,37 @@ async def some_of(stream: Any, num_events: int) -> list[Any]:
         if len(events) == num_events:
             break
     return events
+
+
+async def test_references_name_items_of_stored_responses(ai: AsyncOpenAI, responses: Responses) -> None:
+    """The AI SDK sends what the server has stored as references."""
+    first = await ai.responses.create(model="demo", input="four plus two is", temperature=0)
+    (answer,) = first.output
+    (question,) = [item async for item in ai.responses.input_items.list(first.id)]
+    references: Any = [{"type": "item_reference", "id": question.id}, {"id": answer.id}]
+    items = [*references, {"role": "user", "content": "spell 7:"}]
+    prepared = await responses.prepare("default", ResponseBody(model="demo", input=items))
+    prompt: Any = prepared.chat.prompt
+    assert [message["content"] for message in prompt] == ["four plus two is", first.output_text, "spell 7:"]
+    second = await ai.responses.create(model="demo", input=items, temperature=0)
+    assert second.status == "completed"
+    assert (await responses.retrieve("default", second.id)).status == "completed"
+
+    await ai.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ai.responses.create(model="demo", input=items)
+    assert caught.value.param == "input[0].id"
+    with pytest.raises(OpenAIError):  # of another tenant
+        await responses.prepare(
+            "other", ResponseBody(model="demo", input=[{"type": "item_reference", "id": answer.id}])
+        )
+
+
+async def test_tools_that_run_elsewhere_are_named_in_a_header(ai: AsyncOpenAI) -> None:
+    tools: Any = [{"type": "web_search"}, {"type": "custom", "name": "note"}]
+    body: Any = {"model": "demo", "input": COUNT, "tools": tools, "extra_body": {"client_metadata": {"a": "b"}}}
+    reply = await ai.responses.with_raw_response.create(**body, tool_choice="none")
+    assert reply.headers["x-penstock-ignored"] == "client_metadata,tools.web_search"
+    assert reply.parse().tools[0].type == "web_search"
+    forced = await ai.responses.create(**body, tool_choice={"type": "custom", "name": "note"}, max_output_tokens=200)
+    assert forced.output[0].type == "custom_tool_call"

@@ -132,7 +132,6 @@ def test_a_default_that_is_sent_asks_for_nothing(path: str, name: str, value: An
         (COMPLETIONS, "suffix", "x"),
         (COMPLETIONS, "use_beam_search", True),
         (RESPONSES, "conversation", "conv_1"),
-        (RESPONSES, "context_management", [{"type": "compaction"}]),
     ],
 )
 def test_unsupported_values_are_refused_by_name(path: str, name: str, value: Any) -> None:
@@ -175,6 +174,8 @@ def test_wrong_fields_are_named_next_to_neutral_ones() -> None:
         ),
         (COMPLETIONS, {"return_token_ids": True}, ("return_token_ids",)),
         (RESPONSES, {"client_metadata": {"a": "b"}}, ("client_metadata",)),
+        (RESPONSES, {"context_management": [{"type": "compaction"}]}, ("context_management",)),
+        (RESPONSES, {"tools": [{"type": "web_search"}]}, ("tools.web_search",)),
     ],
 )
 def test_unknown_fields_are_ignored_and_named(path: str, fields: dict[str, Any], ignored: tuple[str, ...]) -> None:

@@ -146,7 +146,8 @@ def test_a_stored_record_is_unchanged() -> None:
         ({"input": []}, "input", "at least one item"),
         ({"input": 5}, "input", "expected"),
         ({"input": [5]}, "input[0]", "an object"),
-        ({"input": [{"type": "web_search_call"}]}, "input[0].type", "'web_search_call'"),
+        ({"input": [{"type": "no_such_item"}]}, "input[0].type", "'no_such_item'"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id", "'msg_1' is unknown"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "robot"),
         ({"input": [{"role": "user"}]}, "input[0].content", "must be given"),
         (
@@ -164,20 +165,34 @@ def test_a_stored_record_is_unchanged() -> None:
             "input",
             "must have image_url",
         ),
-        ({"input": [RESULT]}, "input", "no function_call with call_id 'c1'"),
+        ({"input": [RESULT]}, "input", "no call with call_id 'c1'"),
         ({"temperature": 900}, "temperature", "[0, 100]"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
         ({"n": 2}, "n", "several requests"),
         ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
-        ({"truncation": "auto"}, "truncation", "fewer items"),
+        ({"truncation": "middle"}, "truncation", "'auto'"),
         ({"background": True, "store": False}, "store", "background"),
         ({"webhook_url": "https://example.org"}, "webhook_url", "background=true"),
         ({"top_logprobs": 3}, "top_logprobs", "include"),
-        ({"text": {"verbosity": "high"}}, "text.verbosity", "high"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity", "loud"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "huge"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "xml"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "must be given"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
+        ({"tools": [{"type": "apply_patch"}]}, "tools[0].type", "offer the tool as a function"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice", "web_search"),
+        ({"tools": ["web_search"]}, "tools[0]", "an object"),
+        ({"tools": [{"type": "custom", "name": "p", "format": {"type": "xml"}}]}, "tools[0].format.type", "'grammar'"),
+        (
+            {"tools": [{"type": "custom", "name": "p", "format": {"type": "grammar", "syntax": "ebnf"}}]},
+            "tools[0].format.syntax",
+            "'lark'",
+        ),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]},
+            "tools[0].tools[0].name",
+            "",
+        ),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "must be given"),
         ({"tools": [WEATHER], "tool_choice": {"type": "mcp"}}, "tool_choice", "mcp"),
         ({"metadata": {"k" * 65: "v"}}, "metadata", "64"),
@@ -208,3 +223,92 @@ def test_a_row_of_a_batch_stands_alone() -> None:
         with pytest.raises(OpenAIError) as caught:
             prepare_at(RESPONSES, body | {name: value})
         assert caught.value.param == name
+
+
+def names_of(**fields: Any) -> list[str]:
+    tools = prepare(**fields).chat.options.get("chat_template_kwargs", {}).get("tools", [])
+    return [tool["function"]["name"] for tool in tools]
+
+
+def test_only_tools_that_the_caller_runs_are_offered() -> None:
+    server_tools = [{"type": kind} for kind in ("web_search", "mcp", "image_generation", "computer_use_preview")]
+    searches = [{"type": "tool_search", "execution": execution} for execution in ("client", "server")]
+    namespace = {"type": "namespace", "name": "n", "tools": [WEATHER, {"type": "custom", "name": "c"}]}
+    assert names_of(tools=[WEATHER, *server_tools, *searches, namespace]) == [
+        "weather",
+        "tool_search",
+        "n__weather",
+        "n__c",
+    ]
+    assert prepare(tools=server_tools, tool_choice="auto").record.body.ignored == [
+        f"tools.{tool['type']}" for tool in server_tools
+    ]
+
+
+def test_a_choice_names_a_tool_of_any_kind() -> None:
+    tools = [
+        WEATHER,
+        {"type": "custom", "name": "patch"},
+        {"type": "tool_search", "execution": "client"},
+        {"type": "namespace", "name": "n", "tools": [WEATHER]},
+    ]
+    allowed = {"type": "allowed_tools", "mode": "auto"}
+    for entries, names in [
+        ([{"type": "custom", "name": "patch"}, {"type": "web_search"}], ["patch"]),
+        ([{"type": "function", "name": "weather", "namespace": "n"}], ["n__weather"]),
+        ([{"type": "tool_search"}], ["tool_search"]),
+    ]:
+        assert names_of(tools=tools, tool_choice={**allowed, "tools": entries}) == names
+    forced = prepare(tools=tools, tool_choice={"type": "tool_search"}).chat
+    assert forced.form.is_single is False
+    assert forced.params.structured_outputs is not None
+
+
+def test_a_long_name_within_a_namespace_ends_in_its_digest() -> None:
+    tools = [{"type": "namespace", "name": "n" * 90, "tools": [WEATHER | {"name": x * 90} for x in "ab"]}]
+    first, second = names_of(tools=tools)
+    assert len(first) == len(second) == 128
+    assert first != second
+
+
+def test_images_of_outputs_follow_them_as_a_message_of_the_user() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "high"}
+    calls = [CALL, CALL | {"call_id": "c2"}]
+    outputs = [RESULT | {"output": [text("input_text", "seen"), image]}, RESULT | {"call_id": "c2", "output": [image]}]
+    rest = messages(input=[{"role": "user", "content": "look"}, *calls, *outputs])[2:]
+    assert [message["role"] for message in rest] == ["tool", "tool", "user"]
+    assert [message["content"] for message in rest[:2]] == ["seen", "The image is in the next message."]
+    assert [part["type"] for part in rest[2]["content"]] == ["image_url", "image_url"]
+
+
+def test_found_tools_may_be_called() -> None:
+    found = [
+        {"type": "tool_search_call", "call_id": "s", "execution": "client", "arguments": {"query": "w"}},
+        {"type": "tool_search_output", "call_id": "s", "execution": "client", "tools": [WEATHER]},
+    ]
+    fields = {"tools": [{"type": "tool_search", "execution": "client"}], "input": found}
+    assert names_of(**fields) == ["tool_search", "weather"]
+    call, output = messages(**fields)
+    assert call["tool_calls"][0]["function"] == {"name": "tool_search", "arguments": '{"query": "w"}'}
+    assert json.loads(output["content"]) == [WEATHER]
+
+
+def test_items_of_tools_that_run_elsewhere_are_ignored() -> None:
+    items = [{"role": "user", "content": "hi"}, {"type": "web_search_call", "id": "ws_1", "status": "completed"}]
+    prepared = prepare(input=[*items, {"type": "compaction", "encrypted_content": "x"}])
+    assert len(prepared.record.items) == 1
+    assert prepared.record.body.ignored == ["input.web_search_call", "input.compaction"]
+
+
+def test_all_kinds_of_items_are_stored() -> None:
+    items: list[Any] = [
+        {"type": "custom_tool_call", "call_id": "p", "name": "patch", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "p", "output": "done"},
+        CALL | {"namespace": "n"},
+        RESULT,
+        {"type": "tool_search_call", "call_id": "s", "arguments": {}},
+        {"type": "tool_search_output", "call_id": "s", "tools": [WEATHER]},
+    ]
+    record = prepare(input=items, tools=[WEATHER, {"type": "web_search"}], text={"verbosity": "low"}).record
+    assert msgspec.json.decode(msgspec.json.encode(record), type=StoredResponse) == record
+    assert prepare_response(record).chat.options.get("chat_template_kwargs", {})["verbosity"] == "low"

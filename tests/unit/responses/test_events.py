@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import Any
 
@@ -13,8 +14,9 @@ from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from penstock.producer.openai.answers.parts import MessageParts
+from penstock.producer.openai.answers.form import MessageParts
 from penstock.producer.openai.responses.objects import Event, Response
+from penstock.producer.openai.responses.offered_tools import OfferedTool
 from penstock.producer.openai.responses.transcriber import ParsingOptions, Transcriber
 from penstock.shared.errors import EngineDeadError, PromptTooLongError, QueueFullError
 from penstock.shared.messages.deltas import Delta
@@ -23,6 +25,14 @@ from penstock.shared.stats import RequestStats
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TEXT = "?hm, a sum<six {7} f(a)<g()>!"
+PATCH = '*** Begin "Patch"\n+\U0001f600\\'
+# Calls of a custom tool, a search, a function within a namespace, and one that was not offered.
+CALLS = f"?hm<x({json.dumps({'input': PATCH})})y({json.dumps({'query': 'files'})})(a)(b)"
+TOOLS = [
+    OfferedTool(flat_name="f0", kind="custom", name="patch"),
+    OfferedTool(flat_name="f1", kind="tool_search", name="tool_search"),
+    OfferedTool(flat_name="f2", kind="function", name="spawn", namespace="agents"),
+]
 
 
 class Marks:
@@ -73,8 +83,15 @@ def new_response(**fields: Any) -> Response:
     return Response(id="resp_ab", created_at=1000, status="queued", model="demo", **fields)
 
 
-def new_transcriber(*, after: int = -1, num_top_logprobs: int | None = None, **fields: Any) -> Transcriber:
-    options = ParsingOptions(parser=Marks(), call_id="call_{}".format, num_top_logprobs=num_top_logprobs)
+def new_transcriber(
+    *, after: int = -1, num_top_logprobs: int | None = None, tools: list[OfferedTool] | None = None, **fields: Any
+) -> Transcriber:
+    options = ParsingOptions(
+        parser=Marks(),
+        call_id="call_{}".format,
+        num_top_logprobs=num_top_logprobs,
+        tools={tool.flat_name: tool for tool in tools or ()},
+    )
     return Transcriber(new_response(**fields), options, after=after)
 
 
@@ -175,17 +192,41 @@ def test_the_last_event_has_the_whole_response() -> None:
     assert msgspec.to_builtins(response) == told(events)[-1]["response"]
 
 
-@given(places=st.lists(st.integers(0, 60)), after=st.integers(-1, 80), other=st.lists(st.integers(0, 60)))
+def test_calls_have_the_kind_that_their_tools_were_offered_as() -> None:
+    events, response = transcribe(deltas_of([CALLS]), tools=TOOLS)
+    _, _, patch, _, search, spawn, unknown = msgspec.to_builtins(response.output)
+    assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "patch", PATCH)
+    assert (search["type"], search["execution"]) == ("tool_search_call", "client")
+    assert search["arguments"] == {"query": "files"}
+    assert (spawn["type"], spawn["name"], spawn["namespace"]) == ("function_call", "spawn", "agents")
+    assert (unknown["type"], unknown["name"]) == ("function_call", "f3")
+    assert "namespace" not in unknown
+    assert [item["id"] for item in (patch, search, spawn)] == ["ctc_ab_2", "tsc_ab_4", "fc_ab_5"]
+    types = [event["type"] for event in told(events) if event.get("output_index") in (2, 4)]
+    assert types == [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+        "response.output_item.added",
+        "response.output_item.done",
+    ]
+    for event in told(events):
+        EVENTS.validate_python(event)
+
+
+@pytest.mark.parametrize("text", [TEXT, CALLS])
+@given(places=st.lists(st.integers(0, 120)), after=st.integers(-1, 120), other=st.lists(st.integers(0, 120)))
 def test_numbers_do_not_depend_on_the_cut_and_any_reader_resumes_exactly(
-    places: list[int], after: int, other: list[int]
+    text: str, places: list[int], after: int, other: list[int]
 ) -> None:
-    whole, response = transcribe(deltas_of([TEXT]))
-    events, same = transcribe(deltas_of(cut(TEXT, places)))
+    whole, response = transcribe(deltas_of([text]), tools=TOOLS)
+    events, same = transcribe(deltas_of(cut(text, places)), tools=TOOLS)
     expected = by_character(told(whole))
     assert by_character(told(events)) == expected | {max(expected): told(events)[-1]}
     assert msgspec.structs.replace(same, usage=None) == msgspec.structs.replace(response, usage=None)
     assert sorted(expected) == list(range(len(expected)))  # no number is left out
-    rest = by_character(told(transcribe(deltas_of(cut(TEXT, other)), after=after)[0]))
+    rest = by_character(told(transcribe(deltas_of(cut(text, other)), after=after, tools=TOOLS)[0]))
     assert rest.keys() == {number for number in expected if number > after}
     assert all(rest[number] == expected[number] for number in rest if number < max(expected))
 

@@ -11,18 +11,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
 
 from .....shared.errors import ModelLoadError
-from ...attention.registry import register_attention
 from ...modes.packed import CausalLM, install_attention
 from ...plan import NormPlan
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
 
 _NUMBERS = itertools.count()
 _NUM_TOKENS = 7
@@ -94,13 +92,14 @@ class Trace:
         vocab_size = module.config.get_text_config().vocab_size
         self.token_ids = (1 + torch.arange(len(self.positions), device=device)) * 7919 % vocab_size
         attention = f"penstock_trace_{next(_NUMBERS)}"
-        register_attention(attention, self._attend_causally, self._make_mask)
+        AttentionInterface.register(attention, self._attend_causally)
+        AttentionMaskInterface.register(attention, self._make_mask)
         install_attention(module, attention)
         try:
             self.logits = self._run_module()
         finally:
             # The registration outlives the model.
-            register_attention(attention, _refuse_attention)
+            AttentionInterface.register(attention, _refuse_attention)
 
     @property
     def num_tokens(self) -> int:

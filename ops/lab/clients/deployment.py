@@ -1,0 +1,97 @@
+"""Redis, two workers with scripted engines, and a gateway; one engine can be killed in the middle of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from ....shared.connection import CommandConnection
+from ....shared.deployment.presence import read_heartbeats
+from ....shared.keys import Keys
+from ...local.server import LocalGateway
+from ...local.stack import LocalStack
+from .answers import scripted_answer
+from .model_folder import write_model_folder
+from .scripted_server import ScriptedServer
+
+MODEL = "demo"
+
+
+class Deployment:
+    """The deployment. Use it with ``with``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Deployment:
+        with ExitStack() as exits:
+            tokenizer = write_model_folder(self._folder / "model")
+            self._servers = [ScriptedServer(tokenizer, scripted_answer) for _ in range(2)]
+            for server in self._servers:
+                exits.callback(server.shut_down)
+            self._stack = exits.enter_context(
+                LocalStack(
+                    self._folder / "model",
+                    ["--engine", "http", "--served-model-name", MODEL],
+                    self._folder / "worker.log",
+                    of_each=[["--engine-url", server.address] for server in self._servers],
+                )
+            )
+            self.gateway = exits.enter_context(LocalGateway(self._stack.url, [], self._folder / "gateway.log"))
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exits.close()
+
+    @property
+    def base_url(self) -> str:
+        """Address of the gateway, with /v1."""
+        return self.gateway.base_url
+
+    @contextmanager
+    def killing_an_engine(self) -> Iterator[None]:
+        """Kill the engine that gives the first answer within the block, after its first tokens.
+
+        Raises:
+            RuntimeError: no answer was started within the block.
+        """
+        for server in self._servers:
+            server.is_held.clear()
+            server.hold.set()
+        stop, killed = threading.Event(), threading.Event()
+        killer = threading.Thread(target=self._kill_held, args=(stop, killed), daemon=True)
+        killer.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            killer.join()
+            for server in self._servers:
+                server.hold.clear()
+        if not killed.is_set():
+            raise RuntimeError("no engine was killed: the program started no answer of several tokens")
+
+    def _kill_held(self, stop: threading.Event, killed: threading.Event) -> None:
+        while not stop.wait(0.02):
+            for server, worker in zip(self._servers, self._stack.workers, strict=True):
+                if server.is_held.is_set():
+                    for other in self._servers:
+                        other.hold.clear()
+                    os.kill(asyncio.run(self._core_pid(worker.pid)), signal.SIGKILL)
+                    killed.set()
+                    return
+
+    async def _core_pid(self, supervisor_pid: int) -> int:
+        commands = CommandConnection(self._stack.url)
+        try:
+            heartbeats = await read_heartbeats(commands.execute, Keys())
+        finally:
+            await commands.close()
+        return next(engine.core_pid for engine in heartbeats if engine.supervisor_pid == supervisor_pid)
