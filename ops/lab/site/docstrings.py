@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import griffe
 
 _SHARED_LINE = re.compile(r"^(?P<indent> {4})(?P<names>\w+(?:, \w+)+)(?P<text>: .*(?:\n {5,}.*)*)", re.MULTILINE)
+_FIELD = re.compile(r"``\w+``[ ,:]")
 _FIELDS_OF = ("msgspec.Struct", "typing.TypedDict")
 
 
@@ -39,9 +40,8 @@ def _split(line: re.Match[str]) -> str:
 def _list_fields(paragraph: str) -> str:
     """Return a paragraph whose lines describe fields, ``name`` first, as a list; any other as it is."""
     lines = paragraph.split("\n")
-    heads = [
-        i for i, line in enumerate(lines) if line.startswith("``") and (i == 0 or lines[i - 1].endswith((".", ":")))
-    ]
+    starts = [i for i, line in enumerate(lines) if i == 0 or lines[i - 1].endswith((".", ":"))]
+    heads = [i for i in starts if _FIELD.match(lines[i])]
     if len(heads) < 2:
         return paragraph
     first = heads[0]

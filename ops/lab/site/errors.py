@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Iterator
 
 from ....producer.openai.errors import error_of
 from ....shared import errors
 from .tables import split_docstring, table
+
+PAGE = "reference/errors.md"
+# Not in a link.
+_NAME = re.compile(r'(?<!">)<code>(\w+Error)</code>(?!</a>)')
 
 
 def lines() -> Iterator[str]:
@@ -23,6 +29,17 @@ def lines() -> Iterator[str]:
     yield from table(header, (_row(kind) for kind in _classes()))
 
 
+def link_names(html: str, page: str) -> str:
+    """Return the text of ``page`` with links from the names of errors to their rows."""
+    names = {kind.__name__ for kind in _classes()}
+    target = posixpath.relpath(PAGE.replace(".md", ".html"), posixpath.dirname(page) or ".")
+
+    def link(match: re.Match[str]) -> str:
+        return f'<a href="{target}#{match[1]}">{match[0]}</a>' if match[1] in names else match[0]
+
+    return html if page == PAGE else _NAME.sub(link, html)
+
+
 def _classes() -> list[type[errors.PenstockError]]:
     """Return the classes in the order of their module."""
     return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.PenstockError)]
@@ -33,6 +50,8 @@ def _row(kind: type[errors.PenstockError]) -> tuple[str, ...]:
     answer = error_of(kind.__new__(kind))
     meaning, _ = split_docstring(kind.__doc__ or "")
     (base, *_) = kind.__bases__
-    name = f"`{kind.__name__}`" + (f" is a `{base.__name__}`" if base not in (errors.PenstockError, Exception) else "")
+    name = f'<a id="{kind.__name__}"></a>`{kind.__name__}`'
+    if base not in (errors.PenstockError, Exception):
+        name += f" is a `{base.__name__}`"
     code = f"`{answer.error_code}`" if answer.error_code else ""
     return name, f"`{kind.code}`", "yes" if kind.retryable else "", str(answer.status), code, meaning

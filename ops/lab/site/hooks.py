@@ -8,7 +8,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from penstock.ops.lab.site import reference
+from penstock.ops.lab.site import errors, reference
 from penstock.ops.lab.site.markdown import Links, show_pipes
 from penstock.ops.lab.site.sources import ROOT, example_page, examples, outside_documents, pages_of
 
@@ -69,3 +69,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if boost is not None:
         page.meta["search"] = {"boost": boost}
     return show_pipes(Links(ROOT, files, dict(examples())).rewrite(markdown, page.file))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Return the text with links from the names of errors."""
+    return errors.link_names(html, page.file.src_uri)

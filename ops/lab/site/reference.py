@@ -86,7 +86,10 @@ def pages() -> Iterator[tuple[str, str]]:
         (
             "request_options",
             _classes(
-                "Options", "Keyword arguments of calls, in the dictionaries that their signatures name.", (), OPTIONS
+                "Options of calls",
+                "Keyword arguments of calls, in the dictionaries that their signatures name.",
+                (),
+                OPTIONS,
             ),
         ),
         ("parameters", _classes("Parameters", f"Arguments of requests. All classes are in `{PACKAGE}`.", PARAMETERS)),
