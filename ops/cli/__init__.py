@@ -23,6 +23,7 @@ COMMANDS = {
     "generate": ".work.generate.COMMAND",
     "chat": ".work.chat.CHAT",
     "run": ".work.chat.RUN",
+    "example": ".work.example.COMMAND",
     "batch": ".work.batch.COMMAND",
     "jobs": ".servers.jobs.COMMAND",
     "webhook": ".access.webhook.COMMAND",

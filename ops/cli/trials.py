@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from ...shared.deployment.pretrained import PRETRAINED
 from ...shared.errors import ConfigurationError
 from ...shared.process.command_line import EXIT_FAILED, Command, UsageError
-from ..demo.pretrained import PRETRAINED
 from .command_parts import need_libraries
 
 

@@ -20,8 +20,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ...producer import Client, SamplingParams, StructuredOutputsParams
+from ...shared.deployment.pretrained import PRETRAINED
 from ..local.stack import LocalStack
-from .pretrained import PRETRAINED
 
 # The same tokens in any batch and after any restart, so that two runs can be compared.
 _WORKER_OPTIONS = ("--served-model-name", "demo", "--deterministic", "--max-model-len", "2048")

@@ -1,6 +1,8 @@
 """Django with async views under ASGI; settings, views and URLs in this one file.
 
-PENSTOCK_REDIS_URL=redis://localhost:6379 uvicorn penstock.ops.examples.django_app:application
+pip install django uvicorn
+penstock example django > app.py
+uvicorn app:application
 
 Under WSGI each async view runs in its own event loop: use ``LLM`` in plain views there, as in Flask's example.
 """
@@ -20,10 +22,10 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonRespons
 from django.urls import path
 from django.views.decorators.http import require_http_methods
 
-from ...producer import Client, Delta, PenstockError, SamplingParams
-from ...producer.openai.errors import error_of
-from ...producer.reconnect import StreamPosition, reconnect
-from ...producer.sse import EventStream, delta_events
+from penstock.producer import Client, Delta, PenstockError, SamplingParams
+from penstock.producer.openai.errors import error_of
+from penstock.producer.reconnect import StreamPosition, reconnect
+from penstock.producer.sse import EventStream, delta_events
 
 LINGER_S = 10.0
 
@@ -120,9 +122,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
         await _django(scope, receive, send)
         return
     await receive()
-    async with Client.connect(
-        os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME")
-    ) as client:
+    async with Client.connect(model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME")) as client:
         Connection.client = client
         await send({"type": "lifespan.startup.complete"})
         await receive()

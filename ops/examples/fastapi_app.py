@@ -1,6 +1,8 @@
 """FastAPI, with a page for browsers.
 
-PENSTOCK_REDIS_URL=redis://localhost:6379 uvicorn penstock.ops.examples.fastapi_app:app
+pip install fastapi uvicorn
+penstock example fastapi > app.py
+uvicorn app:app
 """
 
 from __future__ import annotations
@@ -9,25 +11,25 @@ import os
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from importlib.resources import files
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Header, Request, Response
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 
-from ...producer import Client, Delta, PenstockError, SamplingParams
-from ...producer.openai.errors import error_of
-from ...producer.reconnect import StreamPosition, reconnect
-from ...producer.sse import EventStream, delta_events
+from penstock.producer import Client, Delta, PenstockError, SamplingParams
+from penstock.producer.openai.errors import error_of
+from penstock.producer.reconnect import StreamPosition, reconnect
+from penstock.producer.sse import EventStream, delta_events
 
 LINGER_S = 10.0
+# To change it: penstock example page > page.html
+PAGE = files("penstock.ops.examples").joinpath("page.html").read_text()
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with Client.connect(
-        os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME")
-    ) as client:
+    async with Client.connect(model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME")) as client:
         app.state.client = client  # one for all requests
         yield
 
@@ -59,7 +61,7 @@ async def as_events(deltas: AsyncGenerator[Delta], position: StreamPosition, **h
 
 @app.get("/")
 async def page() -> Response:
-    return FileResponse(Path(__file__).with_name("page.html"))
+    return HTMLResponse(PAGE)
 
 
 @app.get("/ask")

@@ -1,6 +1,8 @@
 """Flask: WSGI, with a thread for each request, which share one ``LLM``.
 
-    PENSTOCK_REDIS_URL=redis://localhost:6379 flask --app penstock.ops.examples.flask_app:create_app run
+    pip install flask
+    penstock example flask > app.py
+    flask --app app run
 
 In production use a server with threads: each stream uses one until it ends.
 """
@@ -14,10 +16,10 @@ from collections.abc import AsyncGenerator
 from flask import Flask, Response, jsonify, request
 from flask.typing import ResponseReturnValue
 
-from ...producer import LLM, Delta, PenstockError, SamplingParams
-from ...producer.openai.errors import error_of
-from ...producer.reconnect import StreamPosition, reconnect
-from ...producer.sse import EventStream, delta_events
+from penstock.producer import LLM, Delta, PenstockError, SamplingParams
+from penstock.producer.openai.errors import error_of
+from penstock.producer.reconnect import StreamPosition, reconnect
+from penstock.producer.sse import EventStream, delta_events
 
 LINGER_S = 10.0
 # WSGI reports a disconnect only on a write. So an abandoned answer is cancelled within this time.
@@ -32,7 +34,7 @@ def question_of_request() -> tuple[str, SamplingParams]:
 def create_app() -> Flask:
     """Return the connected app. Workers forked from it (``gunicorn --preload``) connect again."""
     app = Flask(__name__)
-    llm = LLM(os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME"))
+    llm = LLM(model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME"))
 
     def as_events(deltas: AsyncGenerator[Delta], position: StreamPosition, **headers: str) -> Response:
         stream = EventStream(delta_events(deltas, position), headers=headers, keep_alive_s=KEEP_ALIVE_S)

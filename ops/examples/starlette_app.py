@@ -1,6 +1,8 @@
 """Starlette: an ``EventStream`` is the response itself.
 
-PENSTOCK_REDIS_URL=redis://localhost:6379 uvicorn penstock.ops.examples.starlette_app:app
+pip install starlette uvicorn
+penstock example starlette > app.py
+uvicorn app:app
 """
 
 from __future__ import annotations
@@ -16,19 +18,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from ...producer import Client, PenstockError, SamplingParams
-from ...producer.openai.errors import error_of
-from ...producer.reconnect import StreamPosition, reconnect
-from ...producer.sse import EventStream, delta_events
+from penstock.producer import Client, PenstockError, SamplingParams
+from penstock.producer.openai.errors import error_of
+from penstock.producer.reconnect import StreamPosition, reconnect
+from penstock.producer.sse import EventStream, delta_events
 
 LINGER_S = 10.0
 
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Client]]:
-    async with Client.connect(
-        os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME")
-    ) as client:
+    async with Client.connect(model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME")) as client:
         yield {"client": client}  # becomes request.state.client; one for all requests
 
 

@@ -11,8 +11,8 @@ import uuid
 import psutil
 import pytest
 
-from penstock.ops.demo.pretrained import SMOLLM2
 from penstock.ops.demo.run import MODEL
+from penstock.shared.deployment.pretrained import SMOLLM2
 
 
 def carrying(mark: str) -> set[int]:

@@ -17,7 +17,7 @@ _NORMAL, _CONTROL = 1, 3
 
 
 def write_demo(path: Path) -> Path:
-    """Write it to ``path``."""
+    """Write it to ``path``, with its chat template."""
     config = LlamaConfig.from_pretrained(MODEL)
     heads = {"attn_q.": config.num_attention_heads, "attn_k.": config.num_key_value_heads}
     tensors: dict[str, Blocks] = {}
@@ -46,4 +46,5 @@ def _vocabulary() -> dict[str, object]:
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.chat_template": (MODEL / "chat_template.jinja").read_text(),
     }

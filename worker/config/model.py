@@ -23,7 +23,14 @@ ADAPTERS = "low-rank adapters"
 class ModelOptions(OptionGroup):
     """Options for the model, its name, and the engine that loads and computes it."""
 
-    model: Annotated[str, Option("model folder, .gguf file, or name on the hub", Model(), group=MODEL)]
+    model: Annotated[
+        str,
+        Option(
+            "model folder, .gguf file, name on the hub, or smollm2 (93 MB, to try)",
+            Model(),
+            group=MODEL,
+        ),
+    ]
     served_model_name: Annotated[
         str, Option("name of the model for clients", Reader("NAME"), default="the last part of `model`", group=MODEL)
     ] = ""

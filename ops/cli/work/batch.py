@@ -76,12 +76,18 @@ class _BatchFileRun:
     async def run(self, url: str) -> int:
         """Run the batch to its end, copy its results, and return the exit status."""
         arguments = self._arguments
-        retrying: dict[str, float] = {"retry_for_s": float("inf")}
+        retry_for_s = float("inf")
         folder, namespace = arguments.files_dir, arguments.namespace
         async with (
-            BatchStore(url, folder, namespace=namespace, lease_ttl_s=arguments.lease_ttl, **retrying) as store,
+            BatchStore(
+                url, folder, namespace=namespace, lease_ttl_s=arguments.lease_ttl, retry_for_s=retry_for_s
+            ) as store,
             Client.connect(
-                url, namespace=namespace, shards=arguments.shards, result_ttl_s=ROW_RESULT_TTL_S, **retrying
+                url,
+                namespace=namespace,
+                shards=arguments.shards,
+                result_ttl_s=ROW_RESULT_TTL_S,
+                retry_for_s=retry_for_s,
             ) as client,
         ):
             await self._create(store)

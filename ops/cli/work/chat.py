@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from ....producer import LLM, Delta, FinishReason, SamplingParams
 from ....shared.errors import PenstockError, ValidationError
 from ....shared.process.command_line import Command, add_redis_arguments
+from ....shared.shards import ShardsArgument
+from ....shared.values.names import DEFAULT_NAMESPACE
 from ...local.stack import LocalStack
 from ..command_parts import add_sampling_arguments, sampling_params
 from ..waiting_notice import WaitingNotice
@@ -138,7 +140,9 @@ class Chat:
                 yield delta
 
 
-def chat_on(url: str | None, arguments: argparse.Namespace, **deployment: str | None) -> int:
+def chat_on(
+    url: str | None, arguments: argparse.Namespace, *, namespace: str = DEFAULT_NAMESPACE, shards: ShardsArgument = None
+) -> int:
     """Chat with the model that the arguments name on the deployment at ``url``, and return the exit status.
 
     Raises:
@@ -146,7 +150,7 @@ def chat_on(url: str | None, arguments: argparse.Namespace, **deployment: str | 
         UnknownModelError: no worker has ever served the model, or any model.
     """
     params = sampling_params(arguments)
-    with LLM(url, model=arguments.model, **deployment) as llm:
+    with LLM(url, model=arguments.model, namespace=namespace, shards=shards) as llm:
         card = llm.get_model_config()
         if not card.has_chat_template:
             raise ValidationError(
@@ -176,7 +180,7 @@ CHAT = Command("chat", "Chat with a model in this terminal.", run=_run_chat, add
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="MODEL", help="GGUF file, folder or hub name")
+    parser.add_argument("path", metavar="MODEL", help="GGUF file, folder, hub name, or smollm2 (93 MB, to try)")
     add_chat_arguments(parser)
     parser.add_argument(
         "--worker-options",

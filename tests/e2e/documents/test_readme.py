@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("deployment")
 
 ROOT = Path(__file__).parents[3]
 # The other pages of the guide are run as a whole.
-BY_BLOCK = (ROOT / "README.md", ROOT / "ops/guide/howto/requests.md")
+BY_BLOCK = (ROOT / "ops/guide/howto/requests.md",)
 PAGES = (*BY_BLOCK, ROOT / "ops/guide/serving/controlling.md")
 BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
 
@@ -40,18 +39,6 @@ async def run_with_client(source: str, url: str, returns: str = "None") -> Any:
     exec(f"async def example(client):\n{lines}\n    return {returns}", names)
     async with Client.connect(url, model="demo") as client:
         return await names["example"](client)
-
-
-async def test_the_web_app_streams_an_answer(deployment: LocalStack) -> None:
-    names: dict[str, Any] = {}
-    exec(block("FastAPI", deployment.url), names)
-    app = names["app"]
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://app") as browser:
-            reply = await browser.get("/ask", params={"question": "count from four to nine:"})
-    assert reply.status_code == 200
-    assert "five six" in reply.text
 
 
 async def test_the_client_examples(deployment: LocalStack) -> None:

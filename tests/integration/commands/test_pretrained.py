@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.demo.pretrained import PretrainedModel
+from penstock.shared.deployment.pretrained import PretrainedModel
 from penstock.shared.errors import ConfigurationError
 
 CONTENT = b"GGUF of a test"

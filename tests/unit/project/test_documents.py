@@ -89,6 +89,27 @@ def test_links_lead_to_something(document: Path) -> None:
     assert broken == []
 
 
+# Messages of Python, and one that a function composes.
+NOT_OURS = ("No module named ", "needs starlette: pip install", "object has no attribute ")
+
+
+@pytest.mark.xdist_group("sources")
+def test_messages_of_the_page_on_troubleshooting_are_printed_by_something() -> None:
+    """Three words of each message stand in the sources; the others may be values."""
+    page = (ROOT / "ops" / "guide" / "start" / "troubleshooting.md").read_text()
+    code = re.sub(r"\"\n\s*f?\"", "", "\n".join(path.read_text() for part in PARTS for path in sources(part)))
+    first_cells = re.findall(r"(?m)^\| (.+?) \| ", page)
+    messages = [message for cell in first_cells for message in re.findall(r"`([^`]+ [^`]+ [^`]+)`", cell)]
+    assert len(messages) >= 20
+    unknown = []
+    for message in messages:
+        words = message.split()
+        parts = [" ".join(words[start : start + 3]) for start in range(len(words) - 2)]
+        if not any(part in code for part in parts) and not any(words in message for words in NOT_OURS):
+            unknown.append(message)
+    assert unknown == []
+
+
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)
 def test_a_decision_has_the_form_of_a_rule(record: Path) -> None:
     text = record.read_text()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 
+from ....shared.deployment.pretrained import PRETRAINED
 from ....shared.errors import ModelLoadError
 from ....shared.values.shown import shown
 from ..formats.declared import CONFIG_FILE, SUFFIX, declared_quantization
@@ -34,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 
 def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
-    """Return the local folder of ``model``: itself, one created from a GGUF file, or a download if it is a hub name.
+    """Return the local folder of ``model``: itself, one created from a GGUF file, or a download if it is a name.
 
     Args:
         needs_weights: False if weights are not read (``load_format`` "dummy").
@@ -46,7 +47,10 @@ def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
     path = check_local_model(model, needs_weights=needs_weights)
     if path is not None and path.is_dir():
         return path
-    if path is None:
+    if path is None and model in PRETRAINED:
+        log.info("model_download", model=model)
+        path = PRETRAINED[model].fetch()
+    elif path is None:
         from .hub import fetch_model
 
         log.info("model_download", model=model)
@@ -61,7 +65,7 @@ def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
 
 
 def check_local_model(model: str, *, needs_weights: bool = True) -> Path | None:
-    """Return the folder or GGUF file that ``model`` names on this host, or None if it is a name on the hub.
+    """Return the folder or GGUF file that ``model`` names on this host, or None if it is a name to download.
 
     It downloads nothing and imports no torch, so that `worker start` rejects a wrong path before it starts a process.
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from .....shared.deployment import pretrained
+from .....shared.deployment.pretrained import sha256_of
 from .....shared.errors import ConfigurationError
-from ....demo import pretrained
-from ....demo.pretrained import sha256_of
 
 # A folder with the files of real models, instead of installed packages.
 FOLDER_VARIABLE = "PENSTOCK_REAL_MODELS"

