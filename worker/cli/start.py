@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...shared.errors import ConfigurationError
@@ -23,6 +22,8 @@ from ...shared.values.distribution import install_command
 from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
 from ..config.worker_config import WorkerConfig
+from ..models.checkpoint.folder import check_local_model
+from ..models.checkpoint.stored_path import stored_path
 from ..options.settings import Settings, effective_config, read_settings
 from ..other_engines.kinds import KINDS
 from ..programs import PROGRAMS, START, HostOptions
@@ -110,8 +111,19 @@ def _fork_server(host: HostOptions, engine: EngineConfig, process: dict[str, Any
         return nullcontext(host.fork_server)
     if host.fork_server is False or (host.fork_server is None and engine.device != "cpu"):
         return nullcontext("")
-    preloaded = ("--model", engine.model) if Path(engine.model).is_dir() else ()
-    return running_fork_server(("--log-level", process["log_level"], "--log-format", process["log_format"], *preloaded))
+    log_options = ("--log-level", process["log_level"], "--log-format", process["log_format"])
+    return running_fork_server((*log_options, *_preload_options(engine)))
+
+
+def _preload_options(engine: EngineConfig) -> Sequence[str]:
+    """Return the options that tell the fork server what the cores will need."""
+    model = check_local_model(engine.model, needs_weights=engine.needs_weights)
+    if model is None:
+        return ()
+    stored = stored_path(engine, model)
+    if stored is not None and stored.is_file():
+        return ("--without-transformers",)
+    return ("--model", engine.model) if model.is_dir() else ()
 
 
 def _check_no_fleet(settings: Settings) -> None:

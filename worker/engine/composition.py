@@ -44,7 +44,6 @@ from .offload.transfers import OffloadingPrefixCache
 from .own_ordering import load_ordering
 from .ranks.interface import Ranks
 from .ranks.one import OneRank
-from .ranks.several import SeveralRanks
 from .scheduling.admission import BlockLoads, NoLoads
 from .scheduling.block_pool import BlockPool
 from .scheduling.block_tables import BlockTables
@@ -86,7 +85,12 @@ class Engine:
 
 def make_ranks(config: EngineConfig, folder: Path) -> Ranks:
     """Return the ranks that compute the model in ``folder``; starts the processes of several ranks."""
-    return OneRank(config, folder) if config.num_ranks == 1 else SeveralRanks(config, folder)
+    if config.num_ranks == 1:
+        return OneRank(config, folder)
+    # Imported late, because it imports transformers, which takes seconds.
+    from .ranks.several import SeveralRanks
+
+    return SeveralRanks(config, folder)
 
 
 def build_engine(

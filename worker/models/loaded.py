@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .checks.row_independence import computes_single_tokens_differently
 from .forward import Forward, StagedSteps
-from .images.vision_model import VisionModel
 from .parallel.groups import RankGroups
 from .pooling.encoder import EncoderForward
-from .pooling.pooler import PoolingModel
-from .shared_experts import ExpertRanks
+
+if TYPE_CHECKING:
+    from .images.vision_model import VisionModel
+    from .pooling.pooler import PoolingModel
+    from .shared_experts import ExpertRanks
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,20 @@
 """Structure of a decoder as data: everything that the lean path needs besides the weights.
 
 Each difference between current decoder architectures is a field here. Names are those of transformers' modules, as
-``get_submodule`` takes them. So a plan holds no tensor, and fits the same model loaded again.
+``get_submodule`` takes them. So a plan holds no tensor, fits the same model loaded again, and can be stored.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from ...kernels.decoder import AttentionGate
 from ...kernels.mixers import MixerKind
 
 
-@dataclass(frozen=True)
-class NormPlan:
+class NormPlan(msgspec.Struct, frozen=True):
     """A norm over the last dimension: LayerNorm or RMSNorm.
 
     Args:
@@ -32,8 +32,7 @@ class NormPlan:
     offset: float = 0.0
 
 
-@dataclass(frozen=True)
-class RotationPlan:
+class RotationPlan(msgspec.Struct, frozen=True):
     """The rotary embedding of a layer.
 
     Args:
@@ -45,8 +44,7 @@ class RotationPlan:
     is_interleaved: bool = False
 
 
-@dataclass(frozen=True)
-class AnglesPlan:
+class AnglesPlan(msgspec.Struct, frozen=True):
     """A call of the model's own module that computes cosines and sines of positions.
 
     Args:
@@ -62,8 +60,7 @@ class AnglesPlan:
     repeats: bool = True
 
 
-@dataclass(frozen=True)
-class AttentionPlan:
+class AttentionPlan(msgspec.Struct, frozen=True, tag=True):
     """The attention of a layer, from its normalised input to the input of its output projection.
 
     Args:
@@ -102,8 +99,7 @@ class AttentionPlan:
     source: int | None = None
 
 
-@dataclass(frozen=True)
-class MixerPlan:
+class MixerPlan(msgspec.Struct, frozen=True, tag=True):
     """A recurrent mixer, which keeps a state instead of keys and values, between a layer's norm and its output
     projection.
 
@@ -141,8 +137,7 @@ class MixerPlan:
     by_groups: bool = False
 
 
-@dataclass(frozen=True)
-class RouterPlan:
+class RouterPlan(msgspec.Struct, frozen=True):
     """The router of a mixture of experts, as ``kernels.moe.route`` computes it.
 
     Names are those of parameters or buffers; "" for none.
@@ -173,8 +168,7 @@ class RouterPlan:
     expert_scale: str = ""
 
 
-@dataclass(frozen=True)
-class ExpertsPlan:
+class ExpertsPlan(msgspec.Struct, frozen=True):
     """A mixture of experts.
 
     Args:
@@ -205,8 +199,7 @@ class ExpertsPlan:
     shared_norm: NormPlan | None = None
 
 
-@dataclass(frozen=True)
-class FeedForwardPlan:
+class FeedForwardPlan(msgspec.Struct, frozen=True):
     """The feed-forward part of a layer, which computes each token separately.
 
     Args:
@@ -230,8 +223,7 @@ class FeedForwardPlan:
     experts: ExpertsPlan | None = None
 
 
-@dataclass(frozen=True)
-class EmbeddingPartPlan:
+class EmbeddingPartPlan(msgspec.Struct, frozen=True):
     """Last part of a layer, which adds a gated per-layer embedding of the token (Gemma 4).
 
     Args:
@@ -246,8 +238,7 @@ class EmbeddingPartPlan:
     norm: NormPlan | None
 
 
-@dataclass(frozen=True)
-class LayerEmbeddingsPlan:
+class LayerEmbeddingsPlan(msgspec.Struct, frozen=True):
     """The per-layer embeddings that ``EmbeddingPartPlan`` adds: ``sum_scale * (norm(projected) + embedded)``.
 
     Args:
@@ -265,8 +256,7 @@ class LayerEmbeddingsPlan:
     sum_scale: float
 
 
-@dataclass(frozen=True)
-class LayerPlan:
+class LayerPlan(msgspec.Struct, frozen=True):
     """A layer: its norms, and how it adds to the residual stream.
 
     Args:
@@ -292,8 +282,7 @@ class LayerPlan:
     out_scale: str = ""
 
 
-@dataclass(frozen=True)
-class DecoderPlan:
+class DecoderPlan(msgspec.Struct, frozen=True):
     """The whole decoder.
 
     Args:
@@ -307,7 +296,7 @@ class DecoderPlan:
     head: str
     norm: NormPlan
     layers: tuple[LayerPlan, ...]
-    angles: tuple[AnglesPlan, ...] = field(default_factory=tuple)
+    angles: tuple[AnglesPlan, ...] = ()
     embedding_scale: float = 1.0
     stream_scale: float = 1.0
     logit_scale: float = 1.0

@@ -19,7 +19,8 @@ from penstock.worker.models.checks.lengths import LoweredReference, lowered
 from penstock.worker.models.forward import ForwardSettings
 from penstock.worker.models.loading import candidates
 from penstock.worker.models.loading.loader import load_model, load_module
-from penstock.worker.models.modes.packed import PackedForward, PackedWithPast
+from penstock.worker.models.modes.packed import PackedForward
+from penstock.worker.models.modes.packed_with_past import PackedWithPast
 
 from .conftest import NUM_NEW_TOKENS
 

@@ -13,10 +13,8 @@ from ....shared.control.model import SaveShardedState, ShardedStateSaved
 from ...config.engine_config import EngineConfig
 from ...models.lean.captured import without_graphs
 from ...models.loaded import LoadedModel
-from ...models.loading.loader import load_weights
 from ...models.loading.preparing import rescale_eight_bit_cache
 from ...models.placing.device import return_free_memory
-from ...models.weights.live_state import empty_module
 from ...models.weights.stored_files import save_sharded_state
 from ..adapters.library import AdapterLibrary
 from ..core.engine_core import EngineCore
@@ -79,6 +77,9 @@ def compose_control(
 def _save_sharded_state(
     config: EngineConfig, source: WeightsSource, model: LoadedModel, ranks: Ranks, call: SaveShardedState
 ) -> ShardedStateSaved:
+    # Imported late, because it needs transformers, which an engine that saves nothing may not need.
+    from ...models.weights.live_state import empty_module
+
     read_state = partial(ranks.live_state, lambda: empty_module(config, source.folder, model))
     return save_sharded_state(model, read_state, [source.tokenizer_folder, source.folder], call)
 
@@ -110,6 +111,9 @@ class _ChangingParts:
 
     def load(self, folder: Path) -> torch.nn.Module:
         """Load the network from ``folder``."""
+        # Imported late, as above.
+        from ...models.loading.loader import load_weights
+
         # Seed again, so that weights that are in no file get their former values.
         torch.manual_seed(self._config.seed)
         return load_weights(self._config, folder, self._model)

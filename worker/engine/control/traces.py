@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from ....shared.errors import ConfigurationError, EngineStateError
-from ....shared.redis_access.embedded import data_folder
 from ....shared.stats import StepStats
 from ...config.engine_config import EngineConfig
 from ..core.engine_core import EngineCore, StepWatch
@@ -98,6 +97,9 @@ def _profile_folder(config: EngineConfig) -> Path:
     if config.profile_dir:
         return Path(config.profile_dir)
     try:
+        # Imported late, because a core needs redis for nothing else.
+        from ....shared.redis_access.embedded import data_folder
+
         return data_folder() / "profiles"
     except ConfigurationError:  # the user has no home folder
         return Path(tempfile.gettempdir()) / "penstock-profiles"

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -27,12 +27,14 @@ from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.images import ImageInput, digest_of
 from ....shared.stats import ImageStats
 from ...models.images.processor import ImageTokens, ProcessedImage, TokenJoiner
-from ...models.images.vision_model import VisionModel
 from ...request_checks import check_images_served
 from ..scheduling.prompt_inputs import ImageSpan
 from ..structured.threads import CompileThreads, Task
 from .decode import decode_image
 from .interface import ReadyMessage
+
+if TYPE_CHECKING:
+    from ...models.images.vision_model import VisionModel
 
 
 class HasNumBytes(Protocol):

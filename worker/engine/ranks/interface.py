@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ....shared.control.engine import CollectiveRpc
 from ....shared.messages.core import RankSetup
@@ -17,6 +16,9 @@ from ...models.weights.movable import Exchange
 from ..control.sleep import Sleepable
 from ..control.traces import TraceRecorder
 from ..execution.kv_cache import KVCacheSize
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Ranks(Protocol):

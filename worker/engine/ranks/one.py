@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ....shared.control.engine import CollectiveRpc
 from ....shared.messages.core import RankSetup
@@ -15,8 +14,7 @@ from ...config.engine_config import EngineConfig
 from ...data_parallel.composition import check_rank, meet_ranks
 from ...models.attention.page_layout import PageLayout
 from ...models.loaded import LoadedModel
-from ...models.loading.loader import load_model
-from ...models.weights.live_state import live_state
+from ...models.loading.stored import load_stored
 from ...models.weights.movable import Exchange, ModelWeights, WeightsExchange
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
@@ -24,6 +22,9 @@ from ..execution.kv_cache import KVCacheSize
 from ..setup.checks import check_images
 from ..setup.host import set_num_threads
 from .memory import capture_again, measure_rank, size_for_all
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class OneRank:
@@ -45,10 +46,16 @@ class OneRank:
         return self._model
 
     def load(self) -> LoadedModel:
-        model = self._model or load_model(self._config, self._folder, expert_ranks=meet_ranks(self._config))
+        model = self._model or load_stored(self._config, self._folder) or self._load_from_the_beginning()
         set_num_threads(self._config, model)
         self._model = check_images(check_rank(model))
         return self._model
+
+    def _load_from_the_beginning(self) -> LoadedModel:
+        # Imported late, because transformers takes seconds to import, and a stored model does not need it.
+        from ...models.loading.loader import load_model
+
+        return load_model(self._config, self._folder, expert_ranks=meet_ranks(self._config))
 
     def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
         return size_for_all(self._config, self.model, [measure_rank(self.model, self._config)], pages)
@@ -60,6 +67,9 @@ class OneRank:
         return WeightsExchange(ModelWeights(self.model.weights, lambda: self.model.weights), load)
 
     def live_state(self, make_module: Callable[[], PreTrainedModel], folder: Path) -> dict[str, Tensor]:
+        # Imported late, as above.
+        from ...models.weights.live_state import live_state
+
         return live_state(self.model, make_module)
 
     def awake(self) -> None:

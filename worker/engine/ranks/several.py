@@ -7,12 +7,11 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ....shared.control.engine import CollectiveRpc
 from ....shared.errors import EngineCallError, EngineStateError, ModelLoadError
@@ -51,6 +50,9 @@ from .messages import (
 from .process import RankProcess
 from .sharded_forward import sharded_forward
 from .team import FILES_TIMEOUT_S, RankLostError, RankRefusedError, RankTeam, failure_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _PARTS_FOLDER = "parts-of-ranks"
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ...models.attention.call import AttentionCall
 from ...models.attention.page_layout import PageLayout
@@ -15,6 +16,9 @@ from ...models.lean.staged import StagedForward
 from .messages import Allocate, CommitStep, FinishStep, Profile
 from .step_codec import StepSender
 from .team import RankTeam
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ShardedForward:

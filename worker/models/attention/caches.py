@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin
+
+if TYPE_CHECKING:
+    from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin
 
 _KINDS = ("conv_states", "recurrent_states")
 
@@ -69,6 +71,8 @@ class StatePool:
     """
 
     def __init__(self, cache: Cache) -> None:
+        from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
         self._layers = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
         self._states: list[State] = []
         self._pending_slots: list[Tensor] = []

@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from ....kernels.dispatch import AUTO
 from ....kernels.paged_attention import MaskRule, PagedBatch
 from ....shared.errors import ModelLoadError
 from .call import AttentionCall, CacheFormat
+from .registry import register_attention
 
 _NAME_NUMBERS = itertools.count()
 _PROBED_QUERIES = 9
@@ -45,8 +44,7 @@ class PagedAttention:
         self.calls: list[AttentionCall] = []
         self._batch: PagedBatch | None = None
         self._next_call = 0
-        AttentionInterface.register(self.name, self._attend_paged)
-        AttentionMaskInterface.register(self.name, _return_rule)
+        register_attention(self.name, self._attend_paged, _return_rule)
 
     @property
     def bytes_per_token(self) -> int:
@@ -61,11 +59,11 @@ class PagedAttention:
         """
         formats = [call.cache_format for call in self.calls]
         self.calls = []
-        AttentionInterface.register(self.name, lambda *args, **kwargs: self._record(max_model_len, *args, **kwargs))
+        register_attention(self.name, lambda *args, **kwargs: self._record(max_model_len, *args, **kwargs))
         try:
             run_forward()
         finally:
-            AttentionInterface.register(self.name, self._attend_paged)
+            register_attention(self.name, self._attend_paged)
         for call, cache_format in zip(self.calls, formats, strict=False):  # empty the first time
             call.cache_format = cache_format
 

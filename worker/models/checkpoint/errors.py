@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,30 +19,13 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from .quantized import plain_names
+from .wording import few, first_line
 
 _ATTENTION = re.compile(r"attn|attention")
 _HEAD_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 
-_INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_MAX_NAMED = 4
 _MAX_LEN = 300
-
-
-def few(names: Iterable[str]) -> str:
-    """Return the first of ``names``, and how many more there are."""
-    listed = list(names)
-    more = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
-    return ", ".join(listed[:_MAX_NAMED]) + more
-
-
-def first_line(error: Exception) -> str:
-    """Return the text of ``error`` for a message of one line."""
-    lines = [line.strip() for line in str(error).strip().splitlines()]
-    text = lines[0] if lines else ""
-    # For an invalid field, the first line names the field, and the second the reason.
-    if text.endswith(":") and len(lines) > 1:
-        text = f"{text} {lines[1]}"
-    return text[:_MAX_LEN] or type(error).__name__
+_INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def explain(error: Exception, folder: Path, model_config: PretrainedConfig, *, trust_remote_code: bool) -> str:

@@ -12,6 +12,7 @@ from ....shared.deployment.pretrained import PRETRAINED
 from ....shared.errors import ModelLoadError
 from ....shared.values.shown import shown
 from ..formats.declared import CONFIG_FILE, SUFFIX, declared_quantization
+from ..gguf.parts import check_beginning
 
 TOKENIZER_FILE = "tokenizer.json"
 WEIGHT_FILES = (
@@ -87,8 +88,6 @@ def check_local_model(model: str, *, needs_weights: bool = True) -> Path | None:
             raise ModelLoadError(
                 f"model {shown(model)} is a file; give the folder that holds {CONFIG_FILE}, or a {SUFFIX} file"
             )
-        from ..gguf.container import check_beginning
-
         check_beginning(path)
         return path
     if _looks_like_path(model):

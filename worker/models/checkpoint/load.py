@@ -21,8 +21,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ....shared.errors import ModelLoadError
 from ..formats.declared import declared_quantization
-from .errors import ShapeMismatch, explain, few, wrong_layers, wrong_sizes
+from .errors import ShapeMismatch, explain, wrong_layers, wrong_sizes
 from .quantized import load_quantized
+from .wording import few
 
 # Tensors in older files that no model has learned: rotary frequencies, position numbers, causal masks, sinusoids.
 _COMPUTED = re.compile(

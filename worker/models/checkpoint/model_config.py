@@ -11,7 +11,8 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from ....shared.errors import ConfigurationError, ModelLoadError
 from ...config.engine_config import EngineConfig
 from ..formats.declared import QUANTIZATION_FIELDS
-from .errors import first_line, own_code
+from .errors import own_code
+from .wording import first_line
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # Their frequencies depend on the longest request of a batch, so one request's output would depend on its neighbours.

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ..formats.declared import Quantization, declared_quantization
 from ..formats.reading import dtype_of, read_plain
 from ..formats.tensors import Readable, StoredTensors, Unpacked
 from ..gguf.tensors import read_gguf
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 _GENERATION_FILE = "generation_config.json"
 
@@ -42,6 +44,9 @@ def load_quantized(
         )
         module, info = loaded
     if (folder / _GENERATION_FILE).is_file():
+        # Imported late, since ``open_tensors`` is used without transformers.
+        from transformers import GenerationConfig
+
         module.generation_config = GenerationConfig.from_pretrained(folder)
     return module, info
 
@@ -64,13 +69,32 @@ def _opened(
     requested: torch.dtype | None = getattr(torch, declared) if isinstance(declared, str) else declared
     # Some configurations have the dtype in which weights are stored.
     requested = None if requested is not None and requested.itemsize == 1 else requested
-    if quantization.method == "gguf":
-        requested = requested or torch.bfloat16
-        yield read_gguf(Path(quantization.settings["file"]), requested), requested
+    if requested is None:
+        if quantization.method == "gguf":
+            requested = torch.bfloat16
+        else:
+            with StoredTensors(folder) as stored:
+                requested = dtype_of(stored)
+    with open_tensors(folder, requested) as tensors:
+        yield tensors, requested
+
+
+@contextmanager
+def open_tensors(folder: Path, dtype: torch.dtype) -> Iterator[Readable]:
+    """Open the tensors of a folder by name. Quantized ones are unpacked to ``dtype`` when they are read.
+
+    Raises:
+        ModelLoadError: the files cannot be read, or the tensors of a format do not fit each other.
+    """
+    quantization = declared_quantization(folder)
+    if quantization is not None and quantization.method == "gguf":
+        yield read_gguf(Path(quantization.settings["file"]), dtype)
         return
     with StoredTensors(folder) as stored:
-        chosen = requested or dtype_of(stored)
-        yield read_plain(stored, quantization, chosen), chosen
+        if quantization is None:
+            yield {name: stored.slice(name) for name in stored}
+        else:
+            yield read_plain(stored, quantization, dtype)
 
 
 def _without_empty_biases(tensors: Readable, empty: PreTrainedModel) -> Readable:

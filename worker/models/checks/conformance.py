@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ModelLoadError
 from ..forward import Forward, ModelInput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _SEQUENCE_LENS = (6, 7)
 # The sequence of which each request is a prefix. Two each, to detect a request that reads its neighbour's tokens.
@@ -68,6 +71,13 @@ class ReferenceRun:
         """Return a reference for a rank whose logits are not used: its errors do not count."""
         sequences = _make_sequences(vocab_size, module.device)
         return cls(sequences, [sequence.new_zeros(len(sequence), 1).float() for sequence in sequences], module.dtype)
+
+    @classmethod
+    def stored(cls, logits: list[bytes], vocab_size: int, dtype: torch.dtype) -> ReferenceRun:
+        """Return the reference with stored logits, float32 ``[len, V]`` each."""
+        sequences = _make_sequences(vocab_size, torch.device("cpu"))
+        tensors = [torch.frombuffer(bytearray(each), dtype=torch.float32).view(-1, vocab_size) for each in logits]
+        return cls(sequences, tensors, dtype)
 
     def to(self, device: torch.device, agree: Callable[[float], float]) -> ReferenceRun:
         """Return the same on ``device``, for ranks that ``agree``."""

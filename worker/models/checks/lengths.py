@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from torch import nn
-from transformers import PreTrainedModel
 
 from ..forward import Forward, ForwardSettings
 from ..lean.native import NativeForward
 from ..modes.packed import PackedForward
 from .conformance import ReferenceRun, check_conformance
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Fields of configurations and attributes of modules that hold a length in tokens. A sequence is affected if it has more
 # tokens than this length minus the number given here.
@@ -50,7 +52,7 @@ class LoweredReference:
     """Results of the model itself with lowered lengths.
 
     Args:
-        module: the model, or None if lengths are lowered elsewhere.
+        module: the model; None if only its results are known.
         settings: lengths that reach ``settings.max_model_len`` are not lowered, since no request is affected by them.
         windows: of each attention with lowered lengths; None attends to all before. None instead of the list for a
             model whose windows cannot be set on a forward with its own layers.
@@ -58,7 +60,7 @@ class LoweredReference:
     """
 
     reference: ReferenceRun
-    module: PreTrainedModel
+    module: PreTrainedModel | None
     settings: ForwardSettings
     windows: list[int | None] | None
     longest: int
@@ -92,8 +94,8 @@ class LoweredReference:
             ModelLoadError: they differ by more than rounding.
         """
         with ExitStack() as stack:
-            if forward.network is self.module:
-                stack.enter_context(self._reread_lengths(forward))
+            if self.module is not None and forward.network is self.module:
+                stack.enter_context(self._reread_lengths(forward, self.module))
             elif self.windows is None or len(forward.attention_calls) != len(self.windows):
                 return 0.0
             else:
@@ -106,12 +108,12 @@ class LoweredReference:
             )
 
     @contextmanager
-    def _reread_lengths(self, forward: Forward) -> Iterator[None]:
+    def _reread_lengths(self, forward: Forward, module: PreTrainedModel) -> Iterator[None]:
         """Lower the lengths of ``module``, which ``forward`` runs, within the context, and read its attention rules
         again.
         """
         try:
-            with lowered(self.module, self.settings.max_model_len):
+            with lowered(module, self.settings.max_model_len):
                 forward.profile(_PROBE_TOKENS, num_logit_rows=1)
                 yield
         finally:

@@ -5,7 +5,6 @@ Source: ggml-org/ggml, docs/gguf.md. Everything is checked before it is used: a 
 
 from __future__ import annotations
 
-import re
 import struct
 from dataclasses import dataclass
 from functools import partial
@@ -18,14 +17,13 @@ from numpy.typing import NDArray
 
 from ....shared.errors import ModelLoadError
 from ....shared.values.distribution import install_command
+from .parts import MAGIC, check_magic, parts_of, unreadable
 
-_MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 class TensorType(NamedTuple):
@@ -113,46 +111,10 @@ def open_gguf(path: Path) -> GgufFile:
         except (struct.error, IndexError, RecursionError) as error:
             raise ModelLoadError(f"{part} is damaged or cut short; fetch it again") from error
         except OSError as error:
-            raise _unreadable(part, error) from error
+            raise unreadable(part, error) from error
         values = part_values | values
         tensors |= part_tensors
     return GgufFile(path, values, tensors)
-
-
-def check_beginning(path: Path) -> None:
-    """Check that all parts of ``path`` exist, and that each starts as a GGUF file does.
-
-    Raises:
-        ModelLoadError: a file is missing, unreadable, or not GGUF.
-    """
-    for part in parts_of(path):
-        try:
-            with part.open("rb") as file:
-                magic = file.read(len(_MAGIC))
-        except OSError as error:
-            raise _unreadable(part, error) from error
-        _check_magic(part, magic)
-
-
-def parts_of(path: Path) -> list[Path]:
-    """Return the files of the model in ``path``: more than one if it is split.
-
-    Raises:
-        ModelLoadError: it is not the first part, or others are missing.
-    """
-    shard = _SHARD.search(path.name)
-    if shard is None:
-        return [path]
-    stem, count = path.name[: shard.start()], int(shard[2])
-    if int(shard[1]) != 1:
-        raise ModelLoadError(
-            f"{path} is part {int(shard[1])} of {count}; give the first, {stem}-00001-of-{shard[2]}.gguf"
-        )
-    parts = [path.with_name(f"{stem}-{number:05}-of-{shard[2]}.gguf") for number in range(1, count + 1)]
-    absent = [part.name for part in parts if not part.is_file()]
-    if absent:
-        raise ModelLoadError(f"{path} continues in {', '.join(absent[:4])}, which its folder lacks; fetch all parts")
-    return parts
 
 
 class _Head:
@@ -195,25 +157,14 @@ class _Head:
         return [self.value(item_kind) for _ in range(length)]
 
 
-def _check_magic(path: Path, magic: bytes) -> None:
-    if not magic:
-        raise ModelLoadError(f"{path} is empty; fetch it again")
-    if magic != _MAGIC:
-        raise ModelLoadError(f"{path} is not a GGUF file: it starts with {magic!r}; download it again")
-
-
-def _unreadable(path: Path, error: OSError) -> ModelLoadError:
-    return ModelLoadError(f"{path} cannot be read: {error.strerror or error}; let the worker's user read it")
-
-
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     try:
         data = np.memmap(path, dtype=np.uint8, mode="r")
     except ValueError as error:  # an empty file
         raise ModelLoadError(f"{path} is empty; fetch it again") from error
     head = _Head(data)
-    _check_magic(path, bytes(data[: len(_MAGIC)]))
-    head.at = len(_MAGIC)
+    check_magic(path, bytes(data[: len(MAGIC)]))
+    head.at = len(MAGIC)
     version = head.number("I")
     if version not in _VERSIONS:
         raise ModelLoadError(f"{path} is GGUF of version {version}, and 2 and 3 are read; convert the model anew")

@@ -13,8 +13,9 @@ import structlog
 
 from ....shared.errors import ModelLoadError
 from .architectures import find_family
-from .container import open_gguf, parts_of
+from .container import open_gguf
 from .embedders import pooling_files
+from .parts import parts_of
 from .tokenizer import GgufTokenizer
 
 # Version of the written files; a newer release does not use those of an older one.

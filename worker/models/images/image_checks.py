@@ -5,20 +5,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ....shared.errors import ModelLoadError
-from ..checkpoint.errors import first_line
+from ..checkpoint.wording import first_line
 from ..checks.conformance import tolerance_of
 from ..checks.lengths import lowered
 from ..forward import VisionInputs
 from .model_parts import VisionEncoder
 from .processor import ImageProcessor, ProcessedImage, runs_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Model types whose encoders take the tiles of a whole prompt in one row; others take one row per image.
 _TILES_OF_A_PROMPT = frozenset({"idefics3", "smolvlm"})

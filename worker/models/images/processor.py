@@ -31,7 +31,7 @@ from PIL import Image
 from torch import Tensor
 
 from ....shared.errors import ModelLoadError, ValidationError
-from ..checkpoint.errors import first_line
+from ..checkpoint.wording import first_line
 
 # Wording of transformers about missing dependencies of its image processors.
 _MISSING = re.compile(r"Missing optional dependencies: (\w+)")

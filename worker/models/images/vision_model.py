@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
 
 from ....shared.errors import ModelLoadError
 from ....shared.params.images import MAX_IMAGES
@@ -24,6 +23,9 @@ from ..forward import Forward
 from .image_checks import longest_bidirectional, picture, processes_each_alone, verify_images, verify_text
 from .model_parts import VisionEncoder, split_vision_encoder, text_module
 from .processor import GridProcessor, ImageProcessor, OneVisionProcessor, axes_by_grid
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 ON_A_GRID = frozenset({"glm46v", "glm4v", "glm4v_moe", "glm_ocr", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
 SEES_ITSELF = frozenset({"gemma3"})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ....kernels.mixers import mix
 from ....kernels.rotary import apply_rotary
@@ -25,10 +25,17 @@ from .layers.mixing import LayerStates, MixingLayer, mix_nothing
 from .layers.rotation import AngleTable
 from .reading.decoder import read_decoder
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class LeanForward:
     """A ``forward.Forward`` by the lean path. The structure of layers and their windows are read from the model's own
     code.
+
+    Args:
+        network: a decoder on the weights of ``module``; None to create it.
+        calls: the attention calls of its layers; None to record those of ``module``.
 
     Raises:
         ModelLoadError: no plan describes the model; the message names the difference.
@@ -36,18 +43,21 @@ class LeanForward:
 
     mode = "lean"
 
-    def __init__(self, module: PreTrainedModel, settings: ForwardSettings) -> None:
-        plan = settings.plan or read_decoder(module, settings.max_model_len)
-        self.network = LeanDecoder(module, plan)
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        settings: ForwardSettings,
+        network: LeanDecoder | None = None,
+        calls: Sequence[AttentionCall] | None = None,
+    ) -> None:
+        self.network = network or LeanDecoder(module, settings.plan or read_decoder(module, settings.max_model_len))
         # For a whole model, the compiled decoder makes its own table.
         if settings.is_batch_invariant and settings.groups is not None and module.device.type == "cpu":
             self.network.make_angles = AngleTable(self.network.angles, settings.max_model_len)
         self._settings = settings
         self._layers = [layer for layer in self.network.layers if isinstance(layer, LeanLayer)]
         self.mixing_layers = [layer for layer in self.network.layers if isinstance(layer, MixingLayer)]
-        packed = PackedForward(module, settings)
-        calls = packed.attention_calls
-        packed.forget_attentions()
+        calls = _recorded_calls(module, settings) if calls is None else calls
         if len(calls) != len(self._layers) or any(call.has_own_rule for call in calls):
             raise ModelLoadError("its layers do not attend once each, causally or within a window")
         # Refer to our layers, so that transformers' can be freed.
@@ -180,6 +190,13 @@ class LeanForward:
             else _attend_to_nothing
             for layer in self.network.layers
         ]
+
+
+def _recorded_calls(module: PreTrainedModel, settings: ForwardSettings) -> list[AttentionCall]:
+    packed = PackedForward(module, settings)
+    calls = packed.attention_calls
+    packed.forget_attentions()
+    return calls
 
 
 def _share_caches(network: LeanDecoder, calls: dict[LeanLayer, AttentionCall]) -> None:

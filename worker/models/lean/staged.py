@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..forward import ForwardSettings, ModelInput
 from ..parallel.groups import RankGroups
 from .forward import LeanForward, LeanWrapper
 from .layers.layer import Attend
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class StagedForward(LeanWrapper):

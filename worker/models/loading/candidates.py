@@ -18,13 +18,15 @@ from transformers import PreTrainedModel
 
 from ....shared.errors import ModelLoadError
 from ..checkpoint.load import spoilt_tensors
-from ..checks.conformance import SURE, ReferenceRun, check_conformance
+from ..checks.conformance import SURE, ReferenceRun
 from ..checks.lengths import LoweredReference
+from ..checks.references import References
 from ..forward import Forward, ForwardSettings
 from ..lean.reading.decoder import has_layers
 from ..lean.staged import lean_forward
 from ..modes.cached import gather_forward, split_forward
-from ..modes.packed import PackedForward, PackedWithPast
+from ..modes.packed import PackedForward
+from ..modes.packed_with_past import PackedWithPast
 from ..modes.partition import CutRule
 
 # Tokens that "gather" collects of a layer at a time: 512 MiB with 4,096 dimensions of keys in bfloat16 and as many of
@@ -103,6 +105,7 @@ def choose_forward(
     reference: ReferenceRun | None = None,
     modes: Collection[str] = MODES,
     is_whole: bool = True,
+    keep: Callable[[References], None] = lambda references: None,
 ) -> Forward:
     """Return the first of ``CANDIDATES`` that computes the same as ``module`` with eager attention.
 
@@ -117,13 +120,14 @@ def choose_forward(
         reference: results of the model itself; None to compute them by ``module``.
         modes: those that may be tried.
         is_whole: ``module`` computes the whole model; False for a part of it, which cannot compute a reference.
+        keep: called with the results that the forward was compared with.
 
     Raises:
         ModelLoadError: no candidate conforms; the message has the reason for each.
     """
     reference = reference or run_reference(module, architecture, vocab_size)
-    lowered = LoweredReference.of(module, vocab_size, settings) if is_whole else None
-    trials = _try_candidates(module, reference, lowered, settings, modes)
+    references = References(reference, LoweredReference.of(module, vocab_size, settings) if is_whole else None)
+    trials = _try_candidates(module, references, settings, modes)
     smallest = max(SURE, min(trial.error for trial in trials))
     chosen = next(trial for trial in trials if trial.error <= _MUCH_CLOSER * smallest)
     reasons = _reasons_of(trials)
@@ -134,11 +138,10 @@ def choose_forward(
     forward = chosen.forward if chosen is trials[-1] else chosen.candidate.build(module, settings)
     forward = prepare(forward)
     try:
-        check_conformance(forward, reference, prepared_tolerance)
-        if lowered is not None:
-            lowered.check(forward, prepared_tolerance)
+        references.check(forward, prepared_tolerance)
     except Exception as error:  # any exception of the architecture's own code
         raise ModelLoadError(f"{architecture} cannot be served with {prepared_with}: {_sentence(error)}") from error
+    keep(references)
     return forward
 
 
@@ -162,8 +165,7 @@ def run_reference(module: PreTrainedModel, architecture: str, vocab_size: int) -
 
 def _try_candidates(
     module: PreTrainedModel,
-    reference: ReferenceRun,
-    lowered: LoweredReference | None,
+    references: References,
     settings: ForwardSettings,
     modes: Collection[str],
 ) -> list[_Trial]:
@@ -175,10 +177,7 @@ def _try_candidates(
             break
         try:
             forward = candidate.build(module, settings)
-            error = check_conformance(forward, reference)
-            if lowered is not None:
-                error = max(error, lowered.check(forward))
-            trials.append(_Trial(candidate, forward, error))
+            trials.append(_Trial(candidate, forward, references.check(forward)))
         except Exception as error:  # any exception of the architecture's own code
             trials.append(_Trial(candidate, reason=_sentence(error)))
     return trials

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ..attention.call import AttentionCall
 from ..checkpoint.load import check_finite
 from ..checkpoint.model_config import eos_token_ids, max_model_len, read_config
 from ..checkpoint.tokenizer_folder import tokenizer_folder
+from ..checks.references import References
 from ..checks.row_independence import is_row_independent
 from ..forward import Forward, ForwardSettings
 from ..images.vision_model import image_refusal_of_forward
@@ -36,6 +38,7 @@ from .candidates import choose_forward
 from .preparing import describe_preparation, pack, prepare, prepared_tolerance
 from .rank_checks import explaining_ranks
 from .reading import ReadModel, read_model, read_module
+from .stored import store_model
 
 log = structlog.get_logger(__name__)
 
@@ -124,13 +127,14 @@ def load_model(
         return _load_pooling(module, folder, config, longest, common)
     vision, refusal = read.vision, read.image_refusal
     eos_ids = eos_token_ids(module, vocab_size)
+    kept: list[References] = []
     with explaining_ranks(groups):
-        forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups)
+        forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups, kept.append)
     if vision is not None and (reason := image_refusal_of_forward(vision, forward, config)):
         log.warning("images_refused", architecture=architecture, reason=reason)
         vision, refusal = None, f"this engine reads no images: {reason}"
     backend = _attention_backend(forward, config, architecture)
-    return LoadedModel(
+    model = LoadedModel(
         forward=forward,
         folder=tokenizer_folder(folder, config.trust_remote_code),
         max_model_len=longest,
@@ -142,6 +146,9 @@ def load_model(
         is_row_independent=is_row_independent(forward, backend),
         **common,
     )
+    if expert_ranks is None:
+        store_model(config, folder, model, *kept)
+    return model
 
 
 def _load_pooling(
@@ -197,11 +204,13 @@ def _choose_forward(
     config: EngineConfig,
     read: ReadModel | None = None,
     groups: RankGroups | None = None,
+    keep: Callable[[References], None] = lambda references: None,
 ) -> Forward:
     """Choose the forward of ``module``.
 
     Args:
         read: the result that contains ``module``; None if ``module`` is a whole model.
+        keep: called with the results that it was compared with.
     """
     return choose_forward(
         module,
@@ -211,6 +220,7 @@ def _choose_forward(
         partial(prepare, config=config, device=device_of(config), vocab_size=vocab_size, max_model_len=longest),
         prepared_tolerance(config),
         describe_preparation(config),
+        keep=keep,
         **({"reference": read.reference, "modes": read.modes, "is_whole": read.is_whole} if read else {}),
     )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from transformers import PretrainedConfig
+from typing import TYPE_CHECKING
 
 from ....shared.errors import ConfigurationError, ModelLoadError
 from ...config.engine_config import EngineConfig
@@ -14,6 +13,9 @@ from ..images.vision_model import is_vision_type, needs_vision_inputs
 from ..parallel.groups import RankGroups
 from ..parallel.layout import ParallelLayout
 from ..pooling.folder import pools
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # Decoders that differ only in biases, norms of heads, windows, and the kind of feed-forward part.
 _CUT_BY_US = frozenset(

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Pret
 
 from ....shared.errors import ConfigurationError, ModelLoadError
 from ...config.engine_config import EngineConfig
-from ..checkpoint.errors import first_line
 from ..checkpoint.load import load_checkpoint
+from ..checkpoint.wording import first_line
 from ..checks.conformance import ReferenceRun
 from ..formats.declared import declared_quantization
 from ..images.model_parts import VisionEncoder, split_vision_encoder, text_module

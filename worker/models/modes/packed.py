@@ -8,11 +8,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
 
 from ....shared.errors import ModelLoadError
 from ..attention.call import AttentionCall, caches_of
@@ -20,6 +19,9 @@ from ..attention.page_layout import PageLayout
 from ..attention.paged_attention import PagedAttention
 from ..attention.pages import allocate_pages
 from ..forward import ForwardSettings, ModelInput, TokenAdapters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _PROBE_TOKENS = 2
 _CACHE_ARGUMENTS = ("past_key_values", "cache_params")
@@ -122,39 +124,6 @@ class PackedForward:
     def _past(self, positions: Tensor) -> dict[str, Any]:
         """Return arguments that describe earlier tokens, if the model needs any besides ``position_ids``."""
         return {}
-
-
-class PackedWithPast(PackedForward):
-    """A packed forward of a model that counts positions itself, from the length of its ``Cache`` (Llama 4).
-
-    The model adds that length to the numbers 0 to T - 1. Here each token has a length of its own, so that the sum is
-    the token's position.
-
-    Raises:
-        ModelLoadError: the model takes no ``Cache``.
-    """
-
-    def _past(self, positions: Tensor) -> dict[str, Any]:
-        if self._model.cache_argument is None:
-            raise ModelLoadError("it takes no transformers Cache")
-        return {self._model.cache_argument: _LengthOfEach(positions)}
-
-
-class _LengthOfEach(DynamicCache):
-    """An empty ``Cache`` whose length is a tensor ``[T]``."""
-
-    def __init__(self, positions: Tensor) -> None:
-        super().__init__()
-        self._lengths = positions - torch.arange(len(positions), device=positions.device)
-
-    def get_seq_length(self, layer_idx: int = 0) -> Any:
-        return self._lengths
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return key_states, value_states
 
 
 def install_attention(module: PreTrainedModel, name: str) -> None:

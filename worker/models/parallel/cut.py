@@ -10,12 +10,12 @@ The embeddings stay whole. The head is cut by words if the ranks can share them 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
+from msgspec.structs import asdict, replace
 from torch import Tensor, nn
 
 from ....shared.errors import ConfigurationError
@@ -56,11 +56,8 @@ def _rename_modules(value: Any, before: str, after: str) -> Any:
         return value.replace(before, after, 1)
     if isinstance(value, tuple):
         return tuple(_rename_modules(item, before, after) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return type(value)(
-            **{name: _rename_modules(field_value, before, after) for name, field_value in fields.items()}
-        )
+    if isinstance(value, msgspec.Struct):
+        return type(value)(**{name: _rename_modules(field, before, after) for name, field in asdict(value).items()})
     return value
 
 

@@ -10,19 +10,21 @@ from __future__ import annotations
 import inspect
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
 
 from ....kernels.paged_attention import MaskRule
 from ....shared.errors import ModelLoadError
 from ..attention.call import AttentionCall
+from ..attention.registry import register_attention
 from ..checks.conformance import tolerance_of
 from ..forward import ModelInput
 from ..modes.packed import install_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _SEQUENCE_LENS = (6, 9, 5)
 
@@ -36,8 +38,7 @@ class TextAttention:
         self.name = f"penstock_texts_{next(_NAME_NUMBERS)}"
         self._lens: list[int] = []
         self._masks: dict[tuple[int, int], tuple[MaskRule, Tensor | None]] = {}
-        AttentionInterface.register(self.name, self._attend_to_text)
-        AttentionMaskInterface.register(self.name, return_rule)
+        register_attention(self.name, self._attend_to_text, return_rule)
 
     def begin(self, lens: list[int]) -> None:
         """Set the lengths of the texts of the next forward."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ....kernels.paged_attention import MaskRule
 from ....shared.errors import ModelLoadError
@@ -18,6 +17,9 @@ from ..lean.reading.feed_forward import dense_of
 from ..lean.reading.norms import norm_after, norm_before, read_norm
 from ..lean.reading.trace import AttentionTrace, ModuleCall, Trace, close, rows_of, same, some
 from ..plan import AnglesPlan, AttentionPlan, FeedForwardPlan, NormPlan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LAYER = re.compile(r"(.*?)\.(\d+)(?:\.|$)")
 # Positions for which masks are evaluated if a model has no limit.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from ....shared.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 CLS, LAST, MEAN = "cls", "last", "mean"
 # By the names of sentence-transformers: older ones (one switch each) and newer ones (values of one field).

@@ -6,17 +6,19 @@ import copy
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ....shared.errors import ValidationError
 from ....shared.params.pooling import Pooled, PoolingParams, PoolingSetup
 from ....shared.values.shown import shown
 from .folder import CLS, LAST, MEAN
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -152,6 +154,9 @@ class OwnHead:
         """Compute logits ``[N, C]`` of hidden states ``[N, H]``."""
         hidden = states[:, None]
         pooler: Any = getattr(self._base, "pooler", None)
+        # Imported late, since models without such a head need no transformers.
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
         self._base_output.output = BaseModelOutputWithPooling(
             last_hidden_state=hidden,
             pooler_output=None if pooler is None else pooler(hidden),

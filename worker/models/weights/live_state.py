@@ -18,8 +18,8 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from ....shared.errors import ModelLoadError
 from ...config.engine_config import EngineConfig
-from ..checkpoint.errors import few
 from ..checkpoint.model_config import read_config
+from ..checkpoint.wording import few
 from ..images.model_parts import text_module
 from ..images.vision_model import is_vision_type
 from ..lean.layers.decoder import LayerEmbeddings, LeanDecoder

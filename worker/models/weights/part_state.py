@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ....shared.errors import ModelLoadError
 from ..lean.layers.decoder import LeanDecoder
@@ -26,6 +25,9 @@ from ..parallel.groups import RankGroups
 from ..parallel.layout import ParallelLayout
 from ..placing.packed_linear import PackedLinear
 from .live_state import checkpoint_state, give_back, put_modules, share_vision_encoder, text_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LAYERS = "model.layers."
 # Stubs that later stages have instead of the first stage's modules.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ...forward import TokenAdapters
 from ...plan import DecoderPlan, LayerEmbeddingsPlan, LayerPlan, MixerPlan
@@ -15,6 +14,9 @@ from .layer import AnyLayer, Attend, FeedingLayer, LeanLayer
 from .mixing import MixingLayer
 from .norms import make_norm
 from .rotation import MakeAngles, angles_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class LayerEmbeddings(nn.Module):
@@ -42,14 +44,20 @@ class LayerEmbeddings(nn.Module):
 
 
 class LeanDecoder(nn.Module):
-    """Computes the same as ``own``, by ``plan``, on the same weights."""
+    """Computes the same as ``own``, by ``plan``, on the same weights.
 
-    def __init__(self, own: PreTrainedModel, plan: DecoderPlan) -> None:
+    Args:
+        finish: called with each layer before the next one is created; returns it.
+    """
+
+    def __init__(
+        self, own: PreTrainedModel, plan: DecoderPlan, finish: Callable[[AnyLayer], AnyLayer] = lambda layer: layer
+    ) -> None:
         super().__init__()
         self.plan = plan
         embedding, head = own.get_submodule(plan.embedding), own.get_submodule(plan.head)
         self.embed_tokens: Any = embedding
-        self.layers = nn.ModuleList(_make_layer(own, layer) for layer in plan.layers)
+        self.layers = nn.ModuleList(finish(_make_layer(own, layer)) for layer in plan.layers)
         self.norm: Any = make_norm(own.get_submodule(plan.norm.name), plan.norm, own.device)
         self.lm_head: Any = head
         # Layers of several kinds may have angles of one module.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from .....shared.errors import ModelLoadError
 from ...plan import DecoderPlan
@@ -15,6 +15,9 @@ from .attention import sources_of
 from .layer import read_layer, read_layer_embeddings
 from .norms import norm_after
 from .trace import ModuleCall, Trace, factor_between, known_numbers, must, read_change, rows_of, same, some
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @torch.inference_mode()

@@ -9,11 +9,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from .....kernels.mixers import MixerKind, MixerState, MixingBatch, has_kernel, mix
 from .....shared.errors import ModelLoadError
@@ -21,6 +20,9 @@ from ...plan import MixerPlan
 from ..layers.mixing import make_weights, tensors_of
 from .norms import eps_of
 from .trace import ModuleCall, Trace, error_of, rows_of, same, tolerance_for
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # Steps of a scan may have a lower bound, which is below this.
 _LARGEST_SMALL_STEP = 0.01

@@ -11,16 +11,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
 
 from .....shared.errors import ModelLoadError
+from ...attention.registry import register_attention
 from ...modes.packed import CausalLM, install_attention
 from ...plan import NormPlan
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 _NUMBERS = itertools.count()
 _NUM_TOKENS = 7
@@ -92,14 +94,13 @@ class Trace:
         vocab_size = module.config.get_text_config().vocab_size
         self.token_ids = (1 + torch.arange(len(self.positions), device=device)) * 7919 % vocab_size
         attention = f"penstock_trace_{next(_NUMBERS)}"
-        AttentionInterface.register(attention, self._attend_causally)
-        AttentionMaskInterface.register(attention, self._make_mask)
+        register_attention(attention, self._attend_causally, self._make_mask)
         install_attention(module, attention)
         try:
             self.logits = self._run_module()
         finally:
             # The registration outlives the model.
-            AttentionInterface.register(attention, _refuse_attention)
+            register_attention(attention, _refuse_attention)
 
     @property
     def num_tokens(self) -> int:

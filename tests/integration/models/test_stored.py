@@ -1,0 +1,158 @@
+"""A model that was loaded once is loaded without transformers, and computes the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.models.checkpoint.stored_path import stored_path
+from penstock.worker.models.lean.native import NativeForward
+from penstock.worker.models.loaded import LoadedModel
+from penstock.worker.models.loading import stored
+from penstock.worker.models.loading.loader import load_model
+from penstock.worker.models.loading.stored import StoredModel, load_stored
+
+from .lean_models import BLOCK_SIZE, NUM_BLOCKS, VARIANTS_WITH_STATES, make_model, steps
+
+pytestmark = pytest.mark.usefixtures("compiled", "own_cache")
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache for derived files; the compiled library stays loaded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def write_model(folder: Path, variant: str, dtype: torch.dtype = torch.float32) -> EngineConfig:
+    model = make_model(variant, dtype, eos_token_id=2)
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = 2
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {}}}))
+    return EngineConfig(model=str(folder), block_size=BLOCK_SIZE, max_model_len=64)
+
+
+def logits_of(model: LoadedModel) -> list[torch.Tensor]:
+    forward = model.forward
+    forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
+    results = []
+    for step in steps():
+        results.append(forward.run(step).clone())
+        forward.commit()
+    return results
+
+
+def stored_file(config: EngineConfig) -> Path:
+    path = stored_path(config, Path(config.model))
+    assert path is not None
+    return path
+
+
+def change_stored(config: EngineConfig, **fields: Any) -> None:
+    path = stored_file(config)
+    before = msgspec.msgpack.decode(path.read_bytes(), type=StoredModel)
+    path.write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(before, **fields)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS_WITH_STATES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_stored_model_computes_the_same_bits(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    config = write_model(tmp_path / "model", variant, dtype)
+    first = load_model(config, Path(config.model))
+    second = load_stored(config, Path(config.model))
+    if second is None:
+        # The files of some families hold experts one by one, or have other names.
+        assert not isinstance(first.forward, NativeForward) or first.weight_conversions
+        return
+    assert isinstance(second.forward, NativeForward)
+    for ours, theirs in zip(logits_of(second), logits_of(first), strict=True):
+        assert torch.equal(ours, theirs)
+    for field in ("architecture", "max_model_len", "vocab_size", "eos_token_ids", "num_parameters", "dtype"):
+        assert getattr(second, field) == getattr(first, field)
+
+
+@pytest.mark.parametrize("change", ["model", "option", "code", "processor"])
+def test_stored_model_is_used_only_for_what_it_was_stored_for(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_model(tmp_path / "model", "llama")
+    load_model(config, Path(config.model))
+    assert load_stored(config, Path(config.model)) is not None
+    if change == "model":
+        os.utime(tmp_path / "model" / "model.safetensors", ns=(0, 0))
+    elif change == "option":
+        config = msgspec.structs.replace(config, quantization="int8")
+    elif change == "code":
+        (tmp_path / "kernels").mkdir()
+        (tmp_path / "kernels" / "linear.cpp").write_text("// another build")
+        monkeypatch.setattr(stored, "_PACKAGE", tmp_path)
+    else:
+        monkeypatch.setattr(stored, "this_processor", lambda: ("another processor", []))
+    assert load_stored(config, Path(config.model)) is None
+    load_model(config, Path(config.model))
+    assert load_stored(config, Path(config.model)) is not None
+
+
+def test_stored_model_that_gives_other_results_is_loaded_from_the_beginning(tmp_path: Path) -> None:
+    config = write_model(tmp_path / "model", "llama")
+    load_model(config, Path(config.model))
+    plan = msgspec.msgpack.decode(stored_file(config).read_bytes(), type=StoredModel).plan
+    layers = [msgspec.structs.replace(layer, residual_scale=0.5) for layer in plan.layers]
+    change_stored(config, plan=msgspec.structs.replace(plan, layers=tuple(layers)))
+    assert load_stored(config, Path(config.model)) is None
+    refusal = msgspec.msgpack.decode(stored_file(config).read_bytes(), type=StoredModel).refusal
+    assert "logits differ" in refusal
+    # The refusal stays, so that the next start does not try again.
+    load_model(config, Path(config.model))
+    assert load_stored(config, Path(config.model)) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"\xc1", msgspec.msgpack.encode({"build": "x"})])
+def test_damaged_file_is_not_used(content: bytes, tmp_path: Path) -> None:
+    config = write_model(tmp_path / "model", "llama")
+    load_model(config, Path(config.model))
+    stored_file(config).write_bytes(content)
+    assert load_stored(config, Path(config.model)) is None
+    load_model(config, Path(config.model))
+    assert load_stored(config, Path(config.model)) is not None
+
+
+def test_only_the_newest_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "_MAX_FILES", 2)
+    config = write_model(tmp_path / "model", "llama")
+    lengths = (16, 32, 48)
+    configs = [msgspec.structs.replace(config, max_model_len=length) for length in lengths]
+    for each in configs:
+        load_model(each, Path(config.model))
+    assert [load_stored(each, Path(config.model)) is not None for each in configs] == [False, True, True]
+
+
+_BUILD = """
+import sys
+from pathlib import Path
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.engine.composition import build_engine
+
+config = EngineConfig(model=sys.argv[1], kv_cache_memory=1 << 22)
+build_engine(config, Path(config.model)).close()
+print(sorted(name for name in ("transformers", "torch._dynamo", "torch._inductor", "sympy") if name in sys.modules))
+"""
+
+
+def test_second_engine_of_a_model_imports_no_transformers(tmp_path: Path) -> None:
+    config = write_model(tmp_path / "model", "llama")
+    command = [sys.executable, "-c", _BUILD, config.model]
+    outputs = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(2)]
+    assert "transformers" in outputs[0]
+    assert outputs[1].splitlines()[-1] == "[]"
