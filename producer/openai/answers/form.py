@@ -13,6 +13,7 @@ from typing import Any, NotRequired, Protocol, TypedDict
 import msgspec
 
 from ....shared.errors import ValidationError
+from ....shared.params.answer_formats import HERMES
 from ....shared.params.chat import NONE
 from ....shared.params.structured import StructuredOutputsParams
 from ....shared.process.boundary import Boundary
@@ -23,7 +24,7 @@ from ..reasoning import ReasoningFormat, ReasoningSplitter, find_reasoning_forma
 from ..tools.call_reader import Content, Piece
 from ..tools.definitions import Function, ToolChoice, allowed_functions, read_tool_choice, read_tools
 from ..tools.forcing import answer_or_hermes_calls, forced_calls, strict_hermes_calls
-from ..tools.formats import HERMES_PARSER, LIST_OF_CALLS, CallFormat, find_tool_call_style, named_call
+from ..tools.formats import LIST_OF_CALLS, CallFormat, find_tool_call_style, named_call
 from ..tools.parser import ToolCallParser
 from .common import OpenAIFinishReason
 
@@ -134,7 +135,7 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needs_special_tokens(self) -> bool:
         """Whether the text must include special tokens, since a marker may be one."""
-        is_marked = self.call_format is not None and self.call_format.marker is not None
+        is_marked = self.call_format is not None and bool(self.call_format.markers)
         return is_marked or self.reasoning is not None
 
     def make_parser(self, *, whole: bool = False) -> AnswerParser:
@@ -151,8 +152,8 @@ class FormParser:
         self._form = form
         self._calls: ToolCallParser | None = None
         if form.call_format is not None:
-            names = [function.name for function in form.functions]
-            self._calls = ToolCallParser(form.call_format, names, whole=whole)
+            schemas = {function.name: function.parameters for function in form.functions}
+            self._calls = ToolCallParser(form.call_format, schemas, whole=whole)
         self._splitter: ReasoningSplitter | None = None
         if form.reasoning is not None:
             self._splitter = ReasoningSplitter(form.reasoning, is_inside=form.is_inside)
@@ -242,7 +243,7 @@ def answer_form(
     is_parallel = fields.parallel_tool_calls is not False
     call_format, call_grammar = _call_form(functions, choice, parsers, is_parallel=is_parallel)
     if format_grammar is not None and choice.mode == "auto":
-        if parsers.tool_call != HERMES_PARSER:
+        if parsers.tool_call != HERMES:
             raise ValidationError(
                 f"response_format cannot be combined with optional calls in the format {shown(parsers.tool_call)}; "
                 "pass tool_choice 'none', 'required' or a function"
@@ -299,4 +300,4 @@ def _call_form(
         grammar = forced_calls(functions, choice, is_parallel=is_parallel)
         return (LIST_OF_CALLS if choice.name is None else named_call(choice.name)), grammar
     style = find_tool_call_style(parsers.tool_call)
-    return style.call_format, strict_hermes_calls(functions) if parsers.tool_call == HERMES_PARSER else None
+    return style.call_format, strict_hermes_calls(functions) if parsers.tool_call == HERMES else None

@@ -9,9 +9,9 @@ from typing import Any
 from ....shared.params.structured import StructuredOutputsParams
 from ..json_schema import embeddable
 from .definitions import Function, ToolChoice
-from .formats import HERMES_BEGIN, HERMES_END
 
-_HERMES_END = f"}}\n{HERMES_END}"
+HERMES_BEGIN = "<tool_call>"
+_HERMES_END = "}\n</tool_call>"
 
 
 def forced_calls(functions: Sequence[Function], choice: ToolChoice, *, is_parallel: bool) -> StructuredOutputsParams:

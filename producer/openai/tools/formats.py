@@ -1,80 +1,266 @@
-"""The formats in which models write tool calls: the start of a section of calls, its grammar, and parsers by name.
+"""Grammars of the formats in which models write tool calls, made from the records in ``shared/params/answer_formats``.
 
-A grammar starts with the first character after the marker (or with the first of the text), and returns at the end of
-the section. Text that it has not settled by then is content.
+A grammar starts with the first character of a marker (or of the text), and returns after the calls. Text that it has
+not settled by then is content.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
 from ....shared.errors import ValidationError
+from ....shared.params.answer_formats import (
+    HERMES,
+    TOOL_CALL_FORMATS,
+    BareKeyArguments,
+    ElementArguments,
+    FramedCalls,
+    MistralCalls,
+    ObjectCalls,
+    PythonCalls,
+    ToolCallFormat,
+    TreeArguments,
+)
 from ....shared.values.shown import shown
+from .arguments import read_bare_keys, read_elements, read_tree
 from .call_reader import CallReader
-from .json_reader import MalformedError, Reader, read_literally, skip_whitespace
+from .json_reader import MalformedError, Reader, read_literally, read_one_of, skip_whitespace
+from .python_reader import read_python_call
 
-HERMES_BEGIN, HERMES_END = "<tool_call>", "</tool_call>"
+DEFAULT_TOOL_CALL_PARSER = HERMES
 _MISTRAL_CALL_ID, _MISTRAL_ARGUMENTS = "[CALL_ID]", "[ARGS]"
 _MAX_NAME_CHARS = 256
+_MAX_COUNTER_DIGITS = 9
 
 Grammar = Callable[[CallReader, str], Reader[None]]
-
-HERMES_PARSER = "hermes"
-DEFAULT_TOOL_CALL_PARSER = HERMES_PARSER
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """Format in which a family of models writes calls.
+    """Reader of the calls of a text.
 
     Args:
         read_section: the grammar.
-        marker: starts a section anywhere in the text; may be a special token of the vocabulary.
+        markers: each starts a section anywhere in the text; may be a special token of the vocabulary.
         first_chars: if the text starts with one of these, whitespace aside, it starts with a section without a marker.
-        names_must_match: an object that names no tool of the request is content. For formats without a marker, because
+        names_must_match: a call that names no tool of the request is content. For formats without a marker, because
             a JSON answer looks like a call.
     """
 
     read_section: Grammar
-    marker: str | None = None
+    markers: tuple[str, ...] = ()
     first_chars: str = ""
     names_must_match: bool = False
 
 
-def _read_hermes(reader: CallReader, char: str) -> Reader[None]:
-    """Read an object and the end marker, which some models omit and the end of the text may truncate."""
+def _lines(literal: str) -> list[str]:
+    """Return the lines of a literal without the whitespace around them."""
+    return [line.strip() for line in literal.splitlines() if line.strip()]
+
+
+def _read_next(reader: CallReader, literals: Sequence[str], char: str) -> Reader[tuple[str, str]]:
+    """Read whitespace and one of ``literals``. Returns it and the next character.
+
+    The literal is empty if something else follows; then the grammar must return. One that the end of the text truncates
+    is settled.
+    """
     char = yield from skip_whitespace(char)
-    char = yield from reader.read_call(char)
-    char = yield from skip_whitespace(char)
-    for expected in HERMES_END:
-        if not char or char == expected == ">":
-            reader.settle()
-        if char != expected or char == ">":
-            return
+    if not char or not literals:
+        return "", char
+    start = reader.position
+    try:
+        return (yield from read_one_of(literals, char))
+    except MalformedError:
+        if start < reader.position == len(reader.text):
+            reader.settle(reader.position)
+        return "", ""
+
+
+def _read_close(reader: CallReader, close: str, char: str) -> Reader[None]:
+    """Read the literal after the calls, which models may omit."""
+    literal, _ = yield from _read_next(reader, [close] if close else [], char)
+    if literal:
+        reader.settle(reader.position)
+
+
+class _Framed:
+    """Grammar of calls between literals."""
+
+    def __init__(self, calls: FramedCalls) -> None:
+        self._calls = calls
+        self._sections = [begin.strip() for begin, _ in calls.sections]
+        self._section_ends = [end.strip() for _, end in calls.sections]
+        *self._outer, self._call = _lines(calls.call)
+        self._call_ends = _lines(calls.call_end)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return tuple(self._sections or [*self._outer, self._call])
+
+    def read(self, reader: CallReader, char: str) -> Reader[None]:
+        """Read a section of calls, or one call if they have no section."""
+        if self._sections:
+            _, char = yield from read_one_of(self._sections, char)
+            char = yield from skip_whitespace(char)
+        begins = [*self._outer, self._call]
+        literal, char = yield from read_one_of(begins, char)
+        while literal in begins:
+            if literal != self._call:
+                char = yield from skip_whitespace(char)
+                char = yield from read_literally(self._call, char)
+            char = yield from self._read_call(reader, char)
+            following = self._call_ends + (self._section_ends + begins if self._sections else [])
+            literal, char = yield from _read_next(reader, following, char)
+            while literal in self._call_ends:
+                reader.settle(reader.position)
+                literal, char = yield from _read_next(reader, following, char)
+        if literal:
+            reader.settle(reader.position)
+
+    def _read_call(self, reader: CallReader, char: str) -> Reader[str]:
+        """Read name and arguments."""
+        calls = self._calls
+        name, char = yield from _read_name(char)
+        reader.begin(name.removeprefix(calls.name_prefix))
+        if calls.counter is not None:
+            number, char = yield from _read_counter(calls.counter, char)
+            if calls.name_prefix:
+                reader.set_id(f"{name}{calls.counter[0]}{number}")
+        if name_end := calls.name_end.strip():
+            char = yield from skip_whitespace(char)
+            char = yield from read_literally(name_end, char)
+        char = yield from skip_whitespace(char)
+        schema, end = reader.schema_of(name.removeprefix(calls.name_prefix)), self._call_ends[0]
+        match calls.arguments:
+            case ElementArguments() as form:
+                char = yield from read_elements(reader, form, schema, end, char)
+            case TreeArguments() as form:
+                char = yield from read_tree(reader, form, schema, end, char)
+            case BareKeyArguments() as form:
+                char = yield from read_bare_keys(reader, form, char)
+            case _:
+                char = yield from reader.read_arguments(char)
+        reader.complete(end=reader.position)
+        return char
+
+
+def _read_name(char: str) -> Reader[tuple[str, str]]:
+    name = ""
+    while char and (char.isalnum() or char in "_-./"):
+        name += char
         char = yield
+        if len(name) > _MAX_NAME_CHARS:
+            raise MalformedError
+    if not name:
+        raise MalformedError
+    return name, char
 
 
-def _read_llama3(reader: CallReader, char: str) -> Reader[None]:
-    """Read objects separated by semicolons."""
-    while True:
+def _read_counter(marks: tuple[str, str], char: str) -> Reader[tuple[str, str]]:
+    char = yield from read_literally(marks[0], char)
+    digits = ""
+    while char and char in "0123456789" and len(digits) < _MAX_COUNTER_DIGITS:
+        digits += char
+        char = yield
+    if not digits:
+        raise MalformedError
+    if marks[1]:
+        char = yield from read_literally(marks[1], char)
+    return digits, char
+
+
+class _Objects:
+    """Grammar of calls that are JSON objects."""
+
+    def __init__(self, calls: ObjectCalls) -> None:
+        self._calls = calls
+        self._opens = [literal.strip() for literal in calls.opens]
+        self._close = calls.close.strip()
+
+    def read(self, reader: CallReader, char: str) -> Reader[None]:
+        """Read a list of objects, or one object and those that separators add to it."""
+        calls = self._calls
+        if not calls.bare or char != calls.bare:
+            _, char = yield from read_one_of(self._opens, char)
         char = yield from skip_whitespace(char)
-        char = yield from reader.read_call(char)
-        char = yield from skip_whitespace(char)
-        if char == ";":
-            char = yield
-        elif char != "{":
+        if char == "[":
+            char = yield from _read_list(reader, char, calls)
+            yield from _read_close(reader, self._close, char)
             return
+        while True:
+            char = yield from reader.read_call(char, calls.names, calls.arguments)
+            if not calls.separator:
+                break
+            char = yield from skip_whitespace(char)
+            if char == calls.separator:
+                char = yield from skip_whitespace((yield))
+            elif char != "{":
+                return
+        yield from _read_close(reader, self._close, char)
+
+
+def _read_list(reader: CallReader, char: str, calls: ObjectCalls) -> Reader[str]:
+    """Read a JSON list of objects."""
+    char = yield from read_literally("[", char)
+    char = yield from skip_whitespace(char)
+    if char == "]":
+        raise MalformedError  # no call: the text is the answer
+    while True:
+        char = yield from reader.read_call(char, calls.names, calls.arguments)
+        char = yield from skip_whitespace(char)
+        if char == "]":
+            reader.settle(reader.position + 1)
+            return (yield)
+        char = yield from read_literally(",", char)
+        char = yield from skip_whitespace(char)
+
+
+def _read_python(calls: PythonCalls) -> Grammar:
+    """Return the grammar of Python's calls."""
+
+    def read(reader: CallReader, char: str) -> Reader[None]:
+        if not calls.bare or char != calls.bare:
+            _, char = yield from read_one_of(calls.opens, char)
+        char = yield from skip_whitespace(char)
+        if char == "[":
+            char = yield from skip_whitespace((yield))
+            while char != "]":
+                char = yield from _read_python_or_object(reader, char)
+                char = yield from skip_whitespace(char)
+                if char == ",":
+                    char = yield from skip_whitespace((yield))
+                elif char != "]":
+                    raise MalformedError
+            if not reader.settled:
+                raise MalformedError  # an empty list is the answer
+            reader.settle(reader.position + 1)
+            char = yield
+        else:
+            while char and (char.isalpha() or char == "_"):
+                char = yield from read_python_call(reader, char)
+                char = yield from skip_whitespace(char)
+        yield from _read_close(reader, calls.close, char)
+
+    return read
+
+
+def _read_python_or_object(reader: CallReader, char: str) -> Reader[str]:
+    if char == "{":
+        calls = ObjectCalls()
+        return (yield from reader.read_call(char, calls.names, calls.arguments))
+    return (yield from read_python_call(reader, char))
 
 
 def _read_mistral(reader: CallReader, char: str) -> Reader[None]:
     """Read a list of objects or, since version 11 of the tokenizer, ``name[ARGS]{...}``."""
+    calls = ObjectCalls()
+    char = yield from read_literally(MistralCalls().opens[0], char)
     char = yield from skip_whitespace(char)
     if char == "[":
-        yield from _read_list(reader, char)
+        yield from _read_list(reader, char, calls)
     elif char == "{":
-        yield from reader.read_call(char)
+        yield from reader.read_call(char, calls.names, calls.arguments)
     else:
         name, char = yield from _read_mistral_name(char)
         yield from reader.read_arguments_of(name, char)
@@ -102,22 +288,6 @@ def _read_mistral_name(char: str) -> Reader[tuple[str, str]]:
     return name.strip(), char
 
 
-def _read_list(reader: CallReader, char: str) -> Reader[None]:
-    """Read a JSON list of objects."""
-    char = yield from read_literally("[", char)
-    char = yield from skip_whitespace(char)
-    if char == "]":
-        raise MalformedError  # no call: the text is the answer
-    while True:
-        char = yield from reader.read_call(char)
-        char = yield from skip_whitespace(char)
-        if char == "]":
-            reader.settle()
-            return
-        char = yield from read_literally(",", char)
-        char = yield from skip_whitespace(char)
-
-
 def named_call(name: str) -> CallFormat:
     """Return the format of an answer that consists only of the arguments of ``name``."""
 
@@ -127,35 +297,43 @@ def named_call(name: str) -> CallFormat:
     return CallFormat(read, first_chars="{")
 
 
-HERMES = CallFormat(_read_hermes, marker=HERMES_BEGIN)
-LLAMA3_JSON = CallFormat(_read_llama3, marker="<|python_tag|>", first_chars="{", names_must_match=True)
-MISTRAL = CallFormat(_read_mistral, marker="[TOOL_CALLS]")
-LIST_OF_CALLS = CallFormat(_read_list, first_chars="[")
+def _read_answer_list(reader: CallReader, char: str) -> Reader[None]:
+    yield from _read_list(reader, char, ObjectCalls())
+
+
+LIST_OF_CALLS = CallFormat(_read_answer_list, first_chars="[")
 
 
 @dataclass(frozen=True)
 class ToolCallStyle:
-    """Style in which a family of models calls tools.
+    """Style in which a family of models calls tools."""
 
-    Args:
-        num_id_chars: length of a call's id after ``id_prefix``. Mistral's templates accept only ids of nine characters.
-    """
-
+    record: ToolCallFormat
     call_format: CallFormat
-    id_prefix: str = "call_"
-    num_id_chars: int = 24
 
     def call_id(self, request_id: str, choice: int, index: int) -> str:
-        """Return the id of a call. It is the same whenever the same answer is parsed, so that a stream can be read
-        again."""
+        """Return the id of a call without one of the model. It is the same whenever the same answer is parsed, so that
+        a stream can be read again."""
         digest = hashlib.sha256(f"{request_id}/{choice}/{index}".encode()).hexdigest()
-        return self.id_prefix + digest[: self.num_id_chars]
+        return self.record.id_prefix + digest[: self.record.num_id_chars]
 
 
-TOOL_CALL_PARSERS: dict[str, ToolCallStyle] = {
-    HERMES_PARSER: ToolCallStyle(HERMES),
-    "llama3_json": ToolCallStyle(LLAMA3_JSON),
-    "mistral": ToolCallStyle(MISTRAL, id_prefix="", num_id_chars=9),
+def _call_format(record: ToolCallFormat) -> CallFormat:
+    match record.calls:
+        case FramedCalls() as calls:
+            framed = _Framed(calls)
+            return CallFormat(framed.read, framed.markers)
+        case ObjectCalls() as calls:
+            markers = tuple(literal.strip() for literal in calls.opens)
+            return CallFormat(_Objects(calls).read, markers, calls.bare, names_must_match=bool(calls.bare))
+        case PythonCalls() as calls:
+            return CallFormat(_read_python(calls), calls.opens, calls.bare, names_must_match=bool(calls.bare))
+        case MistralCalls() as calls:
+            return CallFormat(_read_mistral, calls.opens)
+
+
+TOOL_CALL_PARSERS: Mapping[str, ToolCallStyle] = {
+    name: ToolCallStyle(record, _call_format(record)) for name, record in TOOL_CALL_FORMATS.items() if name != "openai"
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -70,6 +70,49 @@ def read_literally(text: str, char: str) -> Reader[str]:
             raise MalformedError
         char = yield
     return char
+
+
+def read_one_of(literals: Sequence[str], char: str) -> Reader[tuple[str, str]]:
+    """Read one of ``literals``, of which none starts with another. Returns it and the next character."""
+    candidates, length = literals, 0
+    while True:
+        candidates = [literal for literal in candidates if char and literal[length] == char]
+        if not candidates:
+            raise MalformedError
+        length += 1
+        char = yield
+        if len(candidates[0]) == length:
+            return candidates[0], char
+
+
+def read_until(close: str, char: str, write: Callable[[str], object], *, drops_line_break: bool = False) -> Reader[str]:
+    """Read any text up to the literal ``close``, and pass it to ``write`` as soon as it is certain.
+
+    Returns the character after ``close``.
+
+    Args:
+        drops_line_break: whether a line break before ``close`` is part of it.
+    """
+    literals = (f"\n{close}", close) if drops_line_break else (close,)
+    held = ""
+    while char:
+        held += char
+        if held.endswith(close):
+            end = next(literal for literal in literals if held.endswith(literal))
+            write(held.removesuffix(end))
+            return (yield)
+        certain = len(held) - max(_num_begun(held, literal) for literal in literals)
+        if certain:
+            write(held[:certain])
+            held = held[certain:]
+        char = yield
+    raise MalformedError
+
+
+def _num_begun(text: str, literal: str) -> int:
+    """Return how many characters at the end of ``text`` are the beginning of ``literal``."""
+    longest = min(len(text), len(literal))
+    return next((num for num in range(longest, 0, -1) if literal.startswith(text[-num:])), 0)
 
 
 def _read_escape() -> Reader[str]:

@@ -7,7 +7,8 @@ a section that turns out not to be a call becomes content, including its marker.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
+from typing import Any
 
 from ..reasoning import safe_prefix_len
 from .call_reader import CallReader, Content, Piece
@@ -21,14 +22,16 @@ class ToolCallParser:
     """Parser of one text in one format.
 
     Args:
-        names: of the tools that the request offers.
+        schemas: JSON schemas of the arguments of the tools that the request offers, by name.
         whole: emit complete calls only; a call that is malformed later on becomes content from its start. Without it,
             arguments are emitted as they arrive, and text after a mistake in them is content.
     """
 
-    def __init__(self, call_format: CallFormat, names: Collection[str] = (), *, whole: bool = False) -> None:
+    def __init__(
+        self, call_format: CallFormat, schemas: Mapping[str, Mapping[str, Any]] | None = None, *, whole: bool = False
+    ) -> None:
         self._format = call_format
-        self._reader = CallReader(whole=whole, names=names if call_format.names_must_match else None)
+        self._reader = CallReader(whole=whole, schemas=schemas or {}, names_must_match=call_format.names_must_match)
         self._pieces: list[Piece] = []
         self._text = ""  # unsettled text; the whole section if in one
         self._is_section = False
@@ -70,13 +73,14 @@ class ToolCallParser:
             if first in self._format.first_chars:
                 self._start_section(self._text.index(first))
                 return True
-        marker = self._format.marker or ""
-        start = self._text.find(marker) if marker else -1
-        if start < 0:
-            self._emit_content(safe_prefix_len(self._text, marker))
+        starts = [start for marker in self._format.markers if (start := self._text.find(marker)) >= 0]
+        if not starts:
+            certain = (safe_prefix_len(self._text, marker) for marker in self._format.markers)
+            self._emit_content(min(certain, default=len(self._text)))
             return False
-        self._emit_content(len(self._text[:start].rstrip()))
-        self._start_section(self._text.index(marker) + len(marker))
+        num_before = len(self._text[: min(starts)].rstrip())
+        self._emit_content(num_before)
+        self._start_section(min(starts) - num_before)
         return True
 
     def _start_section(self, first: int) -> None:
@@ -105,7 +109,8 @@ class ToolCallParser:
             else:
                 self._grammar.send(char)
         except StopIteration:
-            self._end_section(self._reader.settled)
+            # A section without a call is content, and the search goes on behind it.
+            self._end_section(self._reader.settled or max(self._reader.position, 1))
         except MalformedError:
             self._reader.break_off(keep=keep_cut)
             self._end_section(self._reader.position, is_end=not char)

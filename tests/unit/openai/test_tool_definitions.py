@@ -185,5 +185,5 @@ def test_ids_of_calls_are_the_same_at_every_reading_and_fit_the_templates() -> N
     assert hermes.call_id("r", 0, 1) == hermes.call_id("r", 0, 1) != hermes.call_id("r", 1, 0)
     assert mistral.call_id("r", 0, 0).isalnum()
     assert len(mistral.call_id("r", 0, 0)) == 9
-    with pytest.raises(ValidationError, match="tool_call_parser must be one of hermes, llama3_json, mistral, got 'x'"):
+    with pytest.raises(ValidationError, match="tool_call_parser must be one of .*hermes, .*, got 'x'"):
         find_tool_call_style("x")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.producer.openai.tools.call_reader import CallPiece, Content, joined
-from penstock.producer.openai.tools.formats import HERMES, LIST_OF_CALLS, LLAMA3_JSON, MISTRAL, CallFormat, named_call
+from penstock.producer.openai.tools.formats import LIST_OF_CALLS, TOOL_CALL_PARSERS, CallFormat, named_call
 from penstock.producer.openai.tools.parser import ToolCallParser
 
+HERMES, LLAMA3_JSON, MISTRAL = (TOOL_CALL_PARSERS[name].call_format for name in ("hermes", "llama3_json", "mistral"))
 FORMATS = {
     "hermes": HERMES,
     "llama3_json": LLAMA3_JSON,
@@ -20,14 +22,14 @@ FORMATS = {
     "list": LIST_OF_CALLS,
     "named": named_call("add"),
 }
-NAMES = ("add", "weather")
+SCHEMAS: dict[str, dict[str, Any]] = {"add": {}, "weather": {}}
 ADD = '{"name": "add", "arguments": {"a": 1, "b": [2, "}"]}}'
 ADDED = ("add", '{"a": 1, "b": [2, "}"]}')
 Parsed = tuple[str, list[tuple[str, str]]]
 
 
 def parsed(call_format: CallFormat, *texts: str, whole: bool = False, is_cut: bool = False) -> Parsed:
-    parser = ToolCallParser(call_format, NAMES, whole=whole)
+    parser = ToolCallParser(call_format, SCHEMAS, whole=whole)
     pieces = [piece for text in texts for piece in parser.feed(text)]
     return joined(pieces + parser.finish(is_cut=is_cut))
 
