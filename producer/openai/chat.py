@@ -23,8 +23,9 @@ from .answers.chat_objects import (
     ToolCallDelta,
 )
 from .answers.common import OpenAIFinishReason, Usage, UsageCounter, finish_reason_of, response_head, stop_reason_of
-from .answers.form import AnswerForm, AnswerParser, CallDelta, MessageParts, answer_form
+from .answers.form import AnswerForm, AnswerParser, answer_form
 from .answers.logprobs import ChatLogprobs, chat_logprobs
+from .answers.parts import CallDelta, MessageParts
 from .errors import bad_field
 from .generation_body import GenerationBody
 from .messages import ChatMessage, template_messages
@@ -143,7 +144,7 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
         calls = [call for part in parts for call in part.tool_calls]  # each is complete
         tool_calls = [
             ToolCall(
-                id=self.style.call_id(response_id, choice, call["index"]),
+                id=call.get("id") or self.style.call_id(response_id, choice, call["index"]),
                 type="function",
                 function=FunctionCall(call["function"].get("name", ""), call["function"]["arguments"]),
             )
@@ -223,7 +224,7 @@ class ChatChunks:
         arguments = call["function"]["arguments"]
         if name is None:
             return ToolCallDelta(index=index, function=FunctionCallDelta(arguments=arguments))
-        call_id = self._prepared.style.call_id(self._head["id"], choice, index)
+        call_id = call.get("id") or self._prepared.style.call_id(self._head["id"], choice, index)
         function = FunctionCallDelta(name=name, arguments=arguments)
         return ToolCallDelta(index=index, id=call_id, type="function", function=function)
 

@@ -7,12 +7,11 @@ marks and the whitespace around them are dropped; nothing else is lost.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...shared.errors import ValidationError
-from ...shared.params.chat import REASONING_MARKS
+from ...shared.params.answer_formats import REASONING_FORMATS, ReasoningFormat
 from ...shared.values.shown import shown
 
 # Names of the switch that turns thinking off in chat templates of Qwen, DeepSeek and Granite.
@@ -26,36 +25,16 @@ def safe_prefix_len(text: str, marker: str) -> int:
     return len(text[: len(text) - num_held].rstrip())
 
 
-@dataclass(frozen=True)
-class ReasoningFormat:
-    """Marks of reasoning of a family of models.
-
-    Args:
-        starts_in_prompt: the chat template puts ``start`` at the end of the prompt, so the text begins inside the
-            reasoning. Some models repeat the mark anyway.
-    """
-
-    start: str
-    end: str
-    starts_in_prompt: bool = False
-
-
-REASONING_PARSERS: dict[str, ReasoningFormat] = {
-    name: ReasoningFormat(start, end, starts_in_prompt=name == "deepseek_r1")
-    for name, (start, end) in REASONING_MARKS.items()
-}
-
-
 def find_reasoning_format(name: str) -> ReasoningFormat:
     """Return the format of that name.
 
     Raises:
         ValidationError: the name is unknown.
     """
-    if name not in REASONING_PARSERS:
-        names = ", ".join(sorted(REASONING_PARSERS))
+    if name not in REASONING_FORMATS:
+        names = ", ".join(sorted(REASONING_FORMATS))
         raise ValidationError(f"reasoning_parser must be one of {names}, got {shown(name)}")
-    return REASONING_PARSERS[name]
+    return REASONING_FORMATS[name]
 
 
 def is_thinking_off(chat_template_kwargs: Mapping[str, Any] | None) -> bool:
@@ -142,3 +121,51 @@ class ReasoningSplitter:
             reasoning, self._held = self._held[:certain], self._held[certain:]
         self._has_reasoning = self._has_reasoning or bool(reasoning)
         return reasoning
+
+
+class MarkRemover:
+    """Removes literals from a text.
+
+    Args:
+        marks: none of them contains another one but at its beginning or end.
+    """
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        self._marks = marks
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """Add a piece of text, and return the part that is certain by now."""
+        self._held += text
+        removed = ""
+        while (place := self._first()) is not None:
+            start, mark = place
+            # A longer mark may still follow from here.
+            if any(other.startswith(self._held[start:]) and other != mark for other in self._marks):
+                return removed + self._pop(start)
+            removed += self._pop(start)
+            self._held = self._held[len(mark) :]
+        num_held = max(_num_begun(self._held, mark) for mark in self._marks)
+        return removed + self._pop(len(self._held) - num_held)
+
+    def finish(self) -> str:
+        """End the text, and return the rest."""
+        place = self._first()
+        rest = self._held if place is None else self._held[: place[0]] + self._held[place[0] + len(place[1]) :]
+        self._held = ""
+        return rest
+
+    def _first(self) -> tuple[int, str] | None:
+        """Return the place of the first mark, of those the longest."""
+        places = [(start, -len(mark), mark) for mark in self._marks if (start := self._held.find(mark)) >= 0]
+        return (min(places)[0], min(places)[2]) if places else None
+
+    def _pop(self, num_chars: int) -> str:
+        text, self._held = self._held[:num_chars], self._held[num_chars:]
+        return text
+
+
+def _num_begun(text: str, mark: str) -> int:
+    """Return how many characters at the end of ``text`` are the beginning of ``mark``."""
+    longest = min(len(text), len(mark) - 1)
+    return next((num for num in range(longest, 0, -1) if mark.startswith(text[-num:])), 0)

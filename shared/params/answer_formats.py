@@ -10,9 +10,11 @@ call is read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 HERMES = "hermes"
+CHANNELS = "openai"
+OPENED_BY_PROMPT = "deepseek_r1"
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class ObjectCalls:
         opens: literals before the calls, of which the first is the usual one.
         close: literal after the calls; models may omit it.
         bare: an answer that starts with this character consists of calls; empty if ``opens`` must precede them.
+        is_list: whether the usual form is a list.
         separator: between objects that are not in a list; empty if each has its own ``opens``.
         names, arguments: keys of an object. Without ``names`` the only key of an object is the name of the function,
             and its value the arguments.
@@ -112,6 +115,7 @@ class ObjectCalls:
     opens: tuple[str, ...] = ()
     close: str = ""
     bare: str = ""
+    is_list: bool = True
     separator: str = ""
     names: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
@@ -169,14 +173,14 @@ class ReasoningFormat:
         starts_in_prompt: the chat template puts ``start`` at the end of the prompt, so the text begins inside the
             reasoning. Some models repeat the mark anyway.
         answer_marks: literals around the answer that follows; they are removed.
-        in_template: the text in a chat template that shows this format; ``end`` if empty.
+        in_template: texts that are all in a chat template that shows this format; only ``end`` if empty.
     """
 
     start: str
     end: str
     starts_in_prompt: bool = False
     answer_marks: tuple[str, ...] = ()
-    in_template: str = field(default="")
+    in_template: tuple[str, ...] = ()
 
 
 def _dsml(tool_calls: Sequence[str], *, blank: str = "", style: str) -> FramedCalls:
@@ -206,7 +210,7 @@ _M3 = "]<]minimax[>["
 
 # Formats with marks that others share come behind the others: the first whose texts are in the template is selected.
 TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = {
-    "openai": ToolCallFormat(ChannelCalls(), (("<|channel|>", "<|constrain|>"),)),
+    CHANNELS: ToolCallFormat(ChannelCalls(), (("<|channel|>", "<|constrain|>"),)),
     "kimi_k3": ToolCallFormat(
         FramedCalls(
             sections=(("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),),
@@ -343,7 +347,12 @@ TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = {
         (("<start_function_call>",),),
     ),
     "cohere": ToolCallFormat(
-        ObjectCalls(opens=("<|START_ACTION|>",), close="<|END_ACTION|>", names=("tool_name", "name")),
+        ObjectCalls(
+            opens=("<|START_ACTION|>",),
+            close="<|END_ACTION|>",
+            names=("tool_name", "name"),
+            arguments=("parameters", "arguments"),
+        ),
         (("<|START_ACTION|>",),),
     ),
     "apertus": ToolCallFormat(
@@ -365,28 +374,35 @@ TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = {
     "pythonic": ToolCallFormat(PythonCalls(bare="[")),
     "mistral": ToolCallFormat(MistralCalls(), (("[TOOL_CALLS]",),), id_prefix="", num_id_chars=9),
     "xlam": ToolCallFormat(ObjectCalls(opens=("```json", "[TOOL_CALLS]", "<tool_call>"), close="```", bare="[")),
-    HERMES: ToolCallFormat(ObjectCalls(opens=("<tool_call>\n",), close="\n</tool_call>"), (("<tool_call>",),)),
+    HERMES: ToolCallFormat(
+        ObjectCalls(opens=("<tool_call>\n",), close="\n</tool_call>", is_list=False), (("<tool_call>",),)
+    ),
     "llama3_json": ToolCallFormat(
-        ObjectCalls(opens=("<|python_tag|>",), bare="{", separator=";"),
+        ObjectCalls(
+            opens=("<|python_tag|>",), bare="{", is_list=False, separator=";", arguments=("parameters", "arguments")
+        ),
         (("<|python_tag|>",), ('"parameters": dictionary of argument name',)),
     ),
 }
 
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    "openai_gptoss": ReasoningFormat(
+        "<|channel|>analysis<|message|>", "<|end|>", in_template=("<|channel|>", "<|message|>")
+    ),
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
     "hunyuan_a13b": ReasoningFormat(
         "<think>",
         "</think>",
         answer_marks=("<answer>\n", "<answer>", "\n</answer>", "</answer>"),
-        in_template="<answer>",
+        in_template=("</think>", "<answer>"),
     ),
     "ernie45": ReasoningFormat(
         "<think>",
         "</think>",
         starts_in_prompt=True,
         answer_marks=("<response>\n", "<response>", "\n</response>", "</response>"),
-        in_template="<response>",
+        in_template=("</think>", "<response>"),
     ),
     "cohere": ReasoningFormat(
         "<|START_THINKING|>",
@@ -399,7 +415,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         "<|close|>think<|sep|>",
         starts_in_prompt=True,
         answer_marks=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-        in_template="<|open|>",
+        in_template=("<|open|>", "<|sep|>"),
     ),
     "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>"),
     "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>"),
@@ -408,5 +424,29 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "qwen3": ReasoningFormat("<think>", "</think>"),
     # qwen3 whose chat template writes the first mark at the end of the prompt.
-    "deepseek_r1": ReasoningFormat("<think>", "</think>", starts_in_prompt=True),
+    OPENED_BY_PROMPT: ReasoningFormat("<think>", "</think>", starts_in_prompt=True),
 }
+
+
+def tool_call_format_of(template: str) -> str:
+    """Return the name of the format of tool calls that a chat template shows; empty if it shows none."""
+    return next(
+        (
+            name
+            for name, record in TOOL_CALL_FORMATS.items()
+            if any(all(mark in template for mark in marks) for marks in record.in_template)
+        ),
+        "",
+    )
+
+
+def reasoning_format_of(template: str) -> str:
+    """Return the name of the format of reasoning that a chat template shows; empty if it shows none."""
+    return next(
+        (
+            name
+            for name, record in REASONING_FORMATS.items()
+            if all(mark in template for mark in record.in_template or (record.end,))
+        ),
+        "",
+    )

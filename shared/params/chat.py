@@ -1,4 +1,4 @@
-"""Chats: the content of their messages, and the marks around reasoning by the name of the parser that reads them."""
+"""Chats: the content of their messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ TEXT_TYPES = ("text", "input_text", "output_text")
 REFUSAL = "refusal"
 # The place of an image, which goes beside the messages.
 IMAGE = "image"
-# deepseek_r1 is qwen3 whose chat template has written the first mark at the end of the prompt.
-REASONING_MARKS: dict[str, tuple[str, str]] = {
-    "qwen3": ("<think>", "</think>"),
-    "deepseek_r1": ("<think>", "</think>"),
-    "mistral": ("[THINK]", "[/THINK]"),
-    "seed_oss": ("<seed:think>", "</seed:think>"),
-    "kimi": ("◁think▷", "◁/think▷"),
-}
 # Instead of a name: the parser that fits the model's chat template, and none.
 AUTO, NONE = "auto", "none"
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from ...shared.params.chat import AUTO, NONE, REASONING_MARKS
+from ...shared.params.answer_formats import REASONING_FORMATS
+from ...shared.params.chat import AUTO, NONE
 from ...shared.process.command_line import NAMESPACE_HELP, TRACES_HELP
 from ...shared.process.log import FORMATS, LEVELS
 from ...shared.values.names import DEFAULT_NAMESPACE
@@ -130,7 +131,7 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
         Option(
             "format of the model's reasoning, after which grammars begin; auto: detected from its chat template; "
             "none: grammars apply from the first token",
-            Choice(AUTO, NONE, *REASONING_MARKS),
+            Choice(AUTO, NONE, *REASONING_FORMATS),
             group=MODEL,
         ),
     ] = AUTO

@@ -24,7 +24,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from ...shared.errors import ModelLoadError, PenstockError, RequestFailedError, ValidationError
-from ...shared.params.chat import REASONING_MARKS
+from ...shared.params.answer_formats import (
+    OPENED_BY_PROMPT,
+    REASONING_FORMATS,
+    ReasoningFormat,
+    reasoning_format_of,
+    tool_call_format_of,
+)
 from ...shared.process.boundary import describe
 from ...shared.values.shown import shown
 from .chat_messages import MessageForm
@@ -32,17 +38,6 @@ from .message_roles import Messages, RoleSupport
 from .model_files import read_json
 
 CHAT_TEMPLATE_FAILED = "chat_template_failed"
-# Marks in a template and the parser that they indicate; the first match counts.
-_TOOL_CALLS = (
-    ("[TOOL_CALLS]", "mistral"),
-    ("<tool_call>", "hermes"),
-    ("<|python_tag|>", "llama3_json"),
-    ('"parameters": dictionary of argument name', "llama3_json"),
-)
-# Qwen's Coder and GLM use the same marks, but write XML between them.
-_NOT_HERMES = ("<function=", "<arg_key>")
-# The parser of qwen3's marks if the prompt already contains the first one.
-OPENED_BY_PROMPT = "deepseek_r1"
 
 
 class ChatTemplate:
@@ -154,22 +149,22 @@ class ChatStyle(NamedTuple):
 
 def style_of(template: ChatTemplate) -> ChatStyle:
     """Return the parsers that ``template`` indicates."""
-    source = template.tool_use_source
-    tool_calls = next((name for mark, name in _TOOL_CALLS if mark in source), "")
-    if tool_calls == "hermes" and any(mark in source for mark in _NOT_HERMES):
-        tool_calls = ""
-    return ChatStyle(tool_calls, _reasoning(template))
+    reasoning = reasoning_format_of(template.source)
+    if reasoning and _is_opened(template, REASONING_FORMATS[reasoning]):
+        opened = REASONING_FORMATS[OPENED_BY_PROMPT]
+        reasoning = OPENED_BY_PROMPT if REASONING_FORMATS[reasoning].start == opened.start else reasoning
+    return ChatStyle(tool_call_format_of(template.tool_use_source), reasoning)
 
 
-def _reasoning(template: ChatTemplate) -> str:
-    for name, (start, end) in REASONING_MARKS.items():
-        if end in template.source:
-            try:
-                prompt = template.render([{"role": "user", "content": "probed"}], {})
-            except PenstockError:  # it refuses this message, or is broken, so the end of the prompt is unknown
-                return name
-            return OPENED_BY_PROMPT if name == "qwen3" and prompt.rstrip().endswith(start) else name
-    return ""
+def _is_opened(template: ChatTemplate, reasoning: ReasoningFormat) -> bool:
+    """Return whether the template ends the prompt with the mark that starts reasoning."""
+    if reasoning.starts_in_prompt or reasoning.answer_marks:
+        return False
+    try:
+        prompt = template.render([{"role": "user", "content": "probed"}], {})
+    except PenstockError:  # it refuses this message, or is broken, so the end of the prompt is unknown
+        return False
+    return prompt.rstrip().endswith(reasoning.start)
 
 
 def make_environment() -> ImmutableSandboxedEnvironment:

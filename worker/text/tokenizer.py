@@ -14,15 +14,16 @@ import msgspec
 from tokenizers import Tokenizer
 
 from ...shared.errors import ModelLoadError, UnsupportedParameterError
-from ...shared.params.chat import AUTO, NONE, REASONING_MARKS, num_thought
+from ...shared.params.answer_formats import OPENED_BY_PROMPT
+from ...shared.params.chat import AUTO, NONE, num_thought
 from ...shared.params.prompts import Cut
 from ...shared.params.sampling import SamplingParams
-from .chat_template import OPENED_BY_PROMPT, ChatStyle, ChatTemplate, style_of
+from .chat_template import ChatStyle, ChatTemplate, style_of
 from .detokenizer import DecodeContext, IncrementalDetokenizer
 from .encoding import encode, encode_cut, encode_cut_pair, max_chars_per_token, tokenizing
 from .message_roles import RoleSupport
 from .model_files import read_json
-from .vocabulary import TokenBytes, TokenKinds, bad_word_sequences, find_marks, find_think_token_ids
+from .vocabulary import TokenBytes, TokenKinds, bad_word_sequences, find_marks, find_think_token_ids, marks_of
 
 TOKENIZER_FILE = "tokenizer.json"
 # More tokens than templates write after the last message.
@@ -58,7 +59,7 @@ class TextCodec:
             self.chat_style = self.chat_style._replace(reasoning_parser=name)
         name = self.chat_style.reasoning_parser
         self._think_token_ids = find_think_token_ids(tokenizer, name)
-        self._marks = REASONING_MARKS.get(name) or find_marks(tokenizer)
+        self._marks = marks_of(name) or find_marks(tokenizer)
         self.can_think_first = bool(name) and self._think_token_ids is not None
 
     @classmethod

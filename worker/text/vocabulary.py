@@ -12,7 +12,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from ...shared.errors import ValidationError
-from ...shared.params.chat import REASONING_MARKS
+from ...shared.params.answer_formats import REASONING_FORMATS
 from ...shared.values.shown import shown
 
 _SPACE_MARK = "▁"
@@ -113,10 +113,18 @@ def bad_word_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[
 
 def find_marks(tokenizer: Tokenizer) -> tuple[str, str] | None:
     """Return the marks around thinking that are both tokens of the vocabulary; None if no pair is."""
+    pairs = map(marks_of, REASONING_FORMATS)
     return next(
-        (marks for marks in REASONING_MARKS.values() if all(tokenizer.token_to_id(mark) is not None for mark in marks)),
-        None,
+        (marks for marks in pairs if marks and all(tokenizer.token_to_id(mark) is not None for mark in marks)), None
     )
+
+
+def marks_of(reasoning_parser: str) -> tuple[str, str] | None:
+    """Return the marks around reasoning of a format; None if ``reasoning_parser`` is empty."""
+    if not reasoning_parser:
+        return None
+    reasoning = REASONING_FORMATS[reasoning_parser]
+    return reasoning.start, reasoning.end
 
 
 def find_think_token_ids(tokenizer: Tokenizer, reasoning_parser: str = "") -> tuple[int, int] | None:
@@ -124,6 +132,6 @@ def find_think_token_ids(tokenizer: Tokenizer, reasoning_parser: str = "") -> tu
 
     None if the vocabulary has no such pair.
     """
-    marks = REASONING_MARKS[reasoning_parser] if reasoning_parser else find_marks(tokenizer)
+    marks = marks_of(reasoning_parser) or find_marks(tokenizer)
     start, end = (None, None) if marks is None else map(tokenizer.token_to_id, marks)
     return None if start is None or end is None else (start, end)

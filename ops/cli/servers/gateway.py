@@ -8,6 +8,7 @@ import sys
 from redis.exceptions import RedisError
 
 from ....shared.errors import PenstockError
+from ....shared.params.answer_formats import REASONING_FORMATS, TOOL_CALL_FORMATS
 from ....shared.process.command_line import EXIT_FAILED, Command, add_redis_arguments, add_tracing_argument
 from ....shared.process.log import add_log_arguments, configure_logging, get_logger
 from ....shared.redis_access.embedded import resolve_redis_url
@@ -111,13 +112,16 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
 
 def _add_formats(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--tool-call-parser", default="auto", metavar="NAME", help="hermes, llama3_json, mistral (by the chat template)"
+        "--tool-call-parser",
+        default="auto",
+        metavar="NAME",
+        help=f"{', '.join(sorted(TOOL_CALL_FORMATS))} (by the chat template)",
     )
     parser.add_argument(
         "--reasoning-parser",
         default="auto",
         metavar="NAME",
-        help="deepseek_r1, qwen3, mistral, seed_oss, kimi; none leaves it in the answer (by the chat template)",
+        help=f"{', '.join(sorted(REASONING_FORMATS))}; none leaves it in the answer (by the chat template)",
     )
 
 

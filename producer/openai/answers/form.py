@@ -8,62 +8,29 @@ pieces must give the same parts in total, because a resumed stream arrives in ot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import Any, Protocol
 
 import msgspec
 
 from ....shared.errors import ValidationError
-from ....shared.params.answer_formats import HERMES
+from ....shared.params.answer_formats import CHANNELS, ReasoningFormat
 from ....shared.params.chat import NONE
 from ....shared.params.structured import StructuredOutputsParams
 from ....shared.process.boundary import Boundary
 from ....shared.values.shown import shown
 from ..json_schema import SCHEMA_FIELD, structured_outputs_of
 from ..parsers import Parsers
-from ..reasoning import ReasoningFormat, ReasoningSplitter, find_reasoning_format, is_thinking_off
+from ..reasoning import MarkRemover, ReasoningSplitter, find_reasoning_format, is_thinking_off
 from ..tools.call_reader import Content, Piece
 from ..tools.definitions import Function, ToolChoice, allowed_functions, read_tool_choice, read_tools
-from ..tools.forcing import answer_or_hermes_calls, forced_calls, strict_hermes_calls
+from ..tools.forcing import NativeCalls, forced_json
 from ..tools.formats import LIST_OF_CALLS, CallFormat, find_tool_call_style, named_call
 from ..tools.parser import ToolCallParser
+from .channels import ChannelParser
 from .common import OpenAIFinishReason
+from .parts import CallDelta, MessageParts
 
 ANSWER_PARSER_FAILED = "answer_parser_failed"
-
-
-class FunctionDelta(TypedDict):
-    """An addition to a call. The name is sent once; ``arguments`` are concatenated."""
-
-    name: NotRequired[str]
-    arguments: str
-
-
-class CallDelta(TypedDict):
-    """An addition to the ``index``-th call of an answer."""
-
-    index: int
-    function: FunctionDelta
-
-
-class MessageParts(msgspec.Struct):
-    """The parts of a piece of text. Each call has one entry in ``tool_calls``."""
-
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: list[CallDelta] = []
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.content or self.reasoning or self.tool_calls)
-
-    def followed_by(self, more: MessageParts) -> MessageParts:
-        """Return the parts of both pieces of text. A call that continues stays one entry."""
-        calls = {call["index"]: call for call in self.tool_calls}
-        for call in more.tool_calls:
-            before = calls.setdefault(call["index"], call)
-            if before is not call:
-                before["function"]["arguments"] += call["function"]["arguments"]
-        return MessageParts(self.content + more.content, self.reasoning + more.reasoning, list(calls.values()))
 
 
 class AnswerParser(Protocol):
@@ -109,7 +76,8 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
         functions: for the chat template; empty with ``tool_choice`` "none".
         grammar: grammar of the output; None for free text.
         grammar_fields: the body's names of the engine's grammar fields.
-        call_format: None if the answer has no calls.
+        call_format: None if the answer has no calls, or has them in channels.
+        has_channels: whether the answer is in OpenAI's harmony format.
         is_single: whether only the first call is returned.
         reasoning: None if no reasoning is split off.
         may_begin_inside: whether text without a start mark may be reasoning that the prompt started.
@@ -121,6 +89,7 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     grammar: StructuredOutputsParams | None
     grammar_fields: dict[str, str]
     call_format: CallFormat | None
+    has_channels: bool
     is_single: bool
     reasoning: ReasoningFormat | None
     may_begin_inside: bool
@@ -136,10 +105,15 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     def needs_special_tokens(self) -> bool:
         """Whether the text must include special tokens, since a marker may be one."""
         is_marked = self.call_format is not None and bool(self.call_format.markers)
-        return is_marked or self.reasoning is not None
+        return is_marked or self.has_channels or self.reasoning is not None
 
     def make_parser(self, *, whole: bool = False) -> AnswerParser:
         """Return a parser of one answer; ``whole`` if its text arrives in one piece."""
+        if self.has_channels:
+            names = [function.name for function in self.functions]
+            return ChannelParser(
+                names, whole=whole, is_single=self.is_single, includes_reasoning=self.includes_reasoning
+            )
         if self.call_format is None and self.reasoning is None:
             return PlainText()
         return FormParser(self, whole=whole)
@@ -155,6 +129,9 @@ class FormParser:
             schemas = {function.name: function.parameters for function in form.functions}
             self._calls = ToolCallParser(form.call_format, schemas, whole=whole)
         self._splitter: ReasoningSplitter | None = None
+        self._remover: MarkRemover | None = None
+        if form.reasoning is not None and form.reasoning.answer_marks:
+            self._remover = MarkRemover(form.reasoning.answer_marks)
         if form.reasoning is not None:
             self._splitter = ReasoningSplitter(form.reasoning, is_inside=form.is_inside)
         self._has_calls = False
@@ -175,7 +152,7 @@ class FormParser:
         with _parsing():
             if self._splitter is not None:
                 reasoning, text = self._splitter.finish()
-            pieces = self._pieces(text)
+            pieces = self._pieces(text, is_end=True)
             if self._calls is not None:
                 pieces += self._calls.finish(is_cut=is_cut)
             return self._message_parts(reasoning, pieces)
@@ -183,7 +160,9 @@ class FormParser:
     def finish_reason(self, reason: OpenAIFinishReason) -> OpenAIFinishReason:
         return "tool_calls" if reason == "stop" and self._has_calls else reason
 
-    def _pieces(self, text: str) -> list[Piece]:
+    def _pieces(self, text: str, *, is_end: bool = False) -> list[Piece]:
+        if self._remover is not None:
+            text = self._remover.feed(text) + (self._remover.finish() if is_end else "")
         if self._calls is None:
             return [Content(text)] if text else []
         return self._calls.feed(text)
@@ -198,6 +177,8 @@ class FormParser:
                 call = calls.setdefault(piece.index, CallDelta(index=piece.index, function={"arguments": ""}))
                 if piece.name is not None:
                     call["function"]["name"] = piece.name
+                if piece.call_id is not None:
+                    call["id"] = piece.call_id
                 call["function"]["arguments"] += piece.arguments
         self._has_calls = self._has_calls or bool(calls)
         return MessageParts(content, reasoning if self._form.includes_reasoning else "", list(calls.values()))
@@ -241,15 +222,10 @@ def answer_form(
     if grammar is not None and choice.is_forced:
         raise ValidationError("structured_outputs cannot be combined with a forced tool call; pass tool_choice='auto'")
     is_parallel = fields.parallel_tool_calls is not False
-    call_format, call_grammar = _call_form(functions, choice, parsers, is_parallel=is_parallel)
+    calls = _CallForm(functions, choice, parsers, is_parallel=is_parallel)
+    call_grammar = calls.grammar
     if format_grammar is not None and choice.mode == "auto":
-        if parsers.tool_call != HERMES:
-            raise ValidationError(
-                f"response_format cannot be combined with optional calls in the format {shown(parsers.tool_call)}; "
-                "pass tool_choice 'none', 'required' or a function"
-            )
-        call_grammar = None
-        format_grammar = answer_or_hermes_calls(format_grammar, functions, is_parallel=is_parallel)
+        call_grammar, format_grammar = None, calls.or_answer(format_grammar)
     output_grammar = grammar or call_grammar or format_grammar
     if output_grammar is not None and parsers.thinks_before_grammar and parsers.reasoning == NONE:
         # No parser would remove the thinking from the answer.
@@ -269,7 +245,8 @@ def answer_form(
         functions=[] if choice.mode == "none" else functions,
         grammar=output_grammar,
         grammar_fields=_grammar_fields(grammar, call_grammar, format_grammar),
-        call_format=call_format,
+        call_format=calls.call_format,
+        has_channels=parsers.tool_call == CHANNELS and output_grammar is None,
         is_single=not is_parallel,
         reasoning=reasoning,
         may_begin_inside=may_begin_inside,
@@ -290,14 +267,41 @@ def _grammar_fields(
     return {"structured_outputs.json": SCHEMA_FIELD, "structured_outputs.structural_tag": "response_format and tools"}
 
 
-def _call_form(
-    functions: list[Function], choice: ToolChoice, parsers: Parsers, *, is_parallel: bool
-) -> tuple[CallFormat | None, StructuredOutputsParams | None]:
-    """Return the format of calls, and the grammar that enforces them."""
-    if choice.mode == "none":
-        return None, None
-    if choice.is_forced:
-        grammar = forced_calls(functions, choice, is_parallel=is_parallel)
-        return (LIST_OF_CALLS if choice.name is None else named_call(choice.name)), grammar
-    style = find_tool_call_style(parsers.tool_call)
-    return style.call_format, strict_hermes_calls(functions) if parsers.tool_call == HERMES else None
+class _CallForm:
+    """The format of an answer's calls, and the grammar that enforces them.
+
+    Attributes:
+        call_format: None without calls, or if they are in channels.
+        grammar: None if nothing is enforced.
+    """
+
+    def __init__(self, functions: list[Function], choice: ToolChoice, parsers: Parsers, *, is_parallel: bool) -> None:
+        self._name = parsers.tool_call
+        style = find_tool_call_style(parsers.tool_call)
+        self.call_format: CallFormat | None = None
+        self.grammar: StructuredOutputsParams | None = None
+        self._native: NativeCalls | None = None
+        if parsers.has_structural_tags and NativeCalls.is_supported(style.record.calls):
+            self._native = NativeCalls(style.record.calls, functions, is_parallel=is_parallel)
+        if choice.mode == "auto":
+            self.call_format = style.call_format
+            if self._native is not None and (parsers.forces_natively or self._native.is_legacy):
+                self.grammar = self._native.optional()
+        elif choice.is_forced and self._native is not None and parsers.forces_natively:
+            self.call_format, self.grammar = style.call_format, self._native.forced(choice)
+        elif choice.is_forced:
+            self.call_format = LIST_OF_CALLS if choice.name is None else named_call(choice.name)
+            self.grammar = forced_json(functions, choice, is_parallel=is_parallel)
+
+    def or_answer(self, answer: StructuredOutputsParams) -> StructuredOutputsParams:
+        """Return the grammar of either calls or ``answer``.
+
+        Raises:
+            ValidationError: no grammar can enforce calls of this format.
+        """
+        if self._native is None:
+            raise ValidationError(
+                f"response_format cannot be combined with optional calls in the format {shown(self._name)}; "
+                "pass tool_choice 'none', 'required' or a function"
+            )
+        return self._native.or_answer(answer)

@@ -10,7 +10,8 @@ import msgspec
 
 from ....shared.messages.deltas import Delta
 from ....shared.messages.outcome import FinishReason
-from .form import AnswerParser, MessageParts, PlainText
+from .form import AnswerParser, PlainText
+from .parts import MessageParts
 
 
 class ReasoningPiece(msgspec.Struct, frozen=True):
@@ -77,7 +78,7 @@ class PieceReader:
         pieces: list[Piece] = [ReasoningPiece(parts.reasoning), Content(parts.content)]
         for call in parts.tool_calls:
             if name := call["function"].get("name"):
-                pieces.append(CallStart(name, self._call_id(call["index"])))
+                pieces.append(CallStart(name, call.get("id") or self._call_id(call["index"])))
             pieces.append(CallArguments(call["function"]["arguments"]))
         return [piece for piece in pieces if isinstance(piece, CallStart) or piece.text]
 

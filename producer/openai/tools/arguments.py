@@ -1,7 +1,7 @@
 """Read arguments in the forms that are not JSON, and write them as a JSON object.
 
-Readers are generators of characters as in ``json_reader``. Strings are written as they arrive; a value of another type is written when it is complete,
-since its type follows from the schema and its text.
+Readers are generators of characters as in ``json_reader``. Strings are written as they arrive; a value of another type
+is written when it is complete, since its type follows from the schema and its text.
 """
 
 from __future__ import annotations
@@ -37,18 +37,17 @@ def read_elements(
         reader.write(f"{', ' if keys else ''}{json_string(key)}: ")
         keys.add(key)
         part = schemas.of_property(schema, key)
-        is_text = schemas.is_free_text(part)
         if form.kind is not None:
             char = yield from read_literally(form.kind[0], char)
             kind, char = yield from _read_key(form.kind[1], char)
-            is_text = kind == form.string_kind
-            part = {}
+            is_string = kind == form.string_kind
+            part = part if is_string and schemas.types(part) else {"type": "string"} if is_string else {}
         if form.value[0]:
             char = yield from skip_whitespace(char)
             char = yield from read_literally(form.value[0], char)
         if form.has_line_breaks and char == "\n":
             char = yield
-        value = _Value(None if is_text else part, drops_line_break=form.has_line_breaks)
+        value = _Value(None if schemas.is_free_text(part) else part, drops_line_break=form.has_line_breaks)
         char = yield from value.read(reader, schemas, form.value[1], char)
 
 

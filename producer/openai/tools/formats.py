@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
 from ....shared.errors import ValidationError
 from ....shared.params.answer_formats import (
     HERMES,
     TOOL_CALL_FORMATS,
     BareKeyArguments,
+    ChannelCalls,
     ElementArguments,
     FramedCalls,
     MistralCalls,
@@ -306,10 +308,10 @@ LIST_OF_CALLS = CallFormat(_read_answer_list, first_chars="[")
 
 @dataclass(frozen=True)
 class ToolCallStyle:
-    """Style in which a family of models calls tools."""
+    """Style in which a family of models calls tools; ``call_format`` is None if calls are in channels."""
 
     record: ToolCallFormat
-    call_format: CallFormat
+    call_format: CallFormat | None
 
     def call_id(self, request_id: str, choice: int, index: int) -> str:
         """Return the id of a call without one of the model. It is the same whenever the same answer is parsed, so that
@@ -318,7 +320,7 @@ class ToolCallStyle:
         return self.record.id_prefix + digest[: self.record.num_id_chars]
 
 
-def _call_format(record: ToolCallFormat) -> CallFormat:
+def _call_format(record: ToolCallFormat) -> CallFormat | None:
     match record.calls:
         case FramedCalls() as calls:
             framed = _Framed(calls)
@@ -330,10 +332,12 @@ def _call_format(record: ToolCallFormat) -> CallFormat:
             return CallFormat(_read_python(calls), calls.opens, calls.bare, names_must_match=bool(calls.bare))
         case MistralCalls() as calls:
             return CallFormat(_read_mistral, calls.opens)
+        case ChannelCalls():
+            return None
 
 
 TOOL_CALL_PARSERS: Mapping[str, ToolCallStyle] = {
-    name: ToolCallStyle(record, _call_format(record)) for name, record in TOOL_CALL_FORMATS.items() if name != "openai"
+    name: ToolCallStyle(record, _call_format(record)) for name, record in TOOL_CALL_FORMATS.items()
 }
 
 

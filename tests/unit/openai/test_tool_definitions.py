@@ -5,16 +5,27 @@ from typing import Any
 import pytest
 
 from penstock.producer.openai.json_schema import check_schema, embeddable, structured_outputs_of
-from penstock.producer.openai.tools.definitions import ToolChoice, allowed_functions, read_tool_choice, read_tools
-from penstock.producer.openai.tools.forcing import forced_calls, strict_hermes_calls
+from penstock.producer.openai.tools.definitions import (
+    Function,
+    ToolChoice,
+    allowed_functions,
+    read_tool_choice,
+    read_tools,
+)
+from penstock.producer.openai.tools.forcing import NativeCalls, forced_json
 from penstock.producer.openai.tools.formats import TOOL_CALL_PARSERS, find_tool_call_style
 from penstock.shared.errors import ValidationError
+from penstock.shared.params.answer_formats import TOOL_CALL_FORMATS
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
 def tool(name: str = "weather", **function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **function}}
+
+
+def hermes(functions: list[Function]) -> NativeCalls:
+    return NativeCalls(TOOL_CALL_FORMATS["hermes"].calls, functions, is_parallel=True)
 
 
 def test_a_tool_reaches_the_template_as_transformers_gives_it() -> None:
@@ -84,9 +95,9 @@ def test_allowed_tools_are_those_that_are_left() -> None:
 
 def test_forced_calls_are_arguments_or_a_list() -> None:
     functions = read_tools([tool(parameters=CITY), tool("now")])
-    named = forced_calls(functions, ToolChoice("required", "weather"), is_parallel=True)
+    named = forced_json(functions, ToolChoice("required", "weather"), is_parallel=True)
     assert named.json == CITY
-    schema: Any = forced_calls(functions, ToolChoice("required"), is_parallel=False).json
+    schema: Any = forced_json(functions, ToolChoice("required"), is_parallel=False).json
     assert (schema["minItems"], schema["maxItems"]) == (1, 1)
     assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "weather"}, {"const": "now"}]
 
@@ -110,8 +121,8 @@ def test_references_still_point_to_their_definitions_inside_of_another_schema() 
 
 
 def test_calls_of_strict_functions_follow_their_schemas_in_free_text() -> None:
-    assert strict_hermes_calls(read_tools([tool()])) is None
-    constraint = strict_hermes_calls(read_tools([tool(parameters=CITY, strict=True), tool("now")]))
+    assert hermes(read_tools([tool()])).optional() is None
+    constraint = hermes(read_tools([tool(parameters=CITY, strict=True), tool("now")])).optional()
     assert constraint is not None
     assert constraint.structural_tag is not None
     assert '"name\\": \\"weather\\", \\"arguments\\": ' in constraint.structural_tag
@@ -185,5 +196,5 @@ def test_ids_of_calls_are_the_same_at_every_reading_and_fit_the_templates() -> N
     assert hermes.call_id("r", 0, 1) == hermes.call_id("r", 0, 1) != hermes.call_id("r", 1, 0)
     assert mistral.call_id("r", 0, 0).isalnum()
     assert len(mistral.call_id("r", 0, 0)) == 9
-    with pytest.raises(ValidationError, match="tool_call_parser must be one of .*hermes, .*, got 'x'"):
+    with pytest.raises(ValidationError, match=r"tool_call_parser must be one of .*hermes, .*, got 'x'"):
         find_tool_call_style("x")

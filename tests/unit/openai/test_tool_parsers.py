@@ -14,7 +14,14 @@ from penstock.producer.openai.tools.call_reader import CallPiece, Content, joine
 from penstock.producer.openai.tools.formats import LIST_OF_CALLS, TOOL_CALL_PARSERS, CallFormat, named_call
 from penstock.producer.openai.tools.parser import ToolCallParser
 
-HERMES, LLAMA3_JSON, MISTRAL = (TOOL_CALL_PARSERS[name].call_format for name in ("hermes", "llama3_json", "mistral"))
+
+def format_of(name: str) -> CallFormat:
+    call_format = TOOL_CALL_PARSERS[name].call_format
+    assert call_format is not None
+    return call_format
+
+
+HERMES, LLAMA3_JSON, MISTRAL = map(format_of, ("hermes", "llama3_json", "mistral"))
 FORMATS = {
     "hermes": HERMES,
     "llama3_json": LLAMA3_JSON,

@@ -14,7 +14,7 @@ from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from penstock.producer.openai.answers.form import MessageParts
+from penstock.producer.openai.answers.parts import MessageParts
 from penstock.producer.openai.responses.objects import Event, Response
 from penstock.producer.openai.responses.offered_tools import OfferedTool
 from penstock.producer.openai.responses.transcriber import ParsingOptions, Transcriber

@@ -270,6 +270,7 @@ def test_a_parser_of_answers_that_fails_ends_the_request(
         grammar=None,
         grammar_fields={},
         call_format=find_tool_call_style("hermes").call_format,
+        has_channels=False,
         is_single=False,
         reasoning=None,
         may_begin_inside=False,

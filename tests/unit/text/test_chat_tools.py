@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from penstock.shared.params.answer_formats import REASONING_FORMATS, TOOL_CALL_FORMATS
 from penstock.worker.text.chat_template import ChatStyle, ChatTemplate, style_of
 from penstock.worker.text.tokenizer import TextCodec
 
@@ -141,11 +142,26 @@ def test_the_template_shows_how_calls_and_reasoning_are_written() -> None:
         (CONTENT_FIRST, ChatStyle("mistral", "")),
         (CONCATENATED, ChatStyle("", "deepseek_r1")),
         (HERMES + thinking, ChatStyle("hermes", "qwen3")),
-        (HERMES + "{# <function=name> #}", ChatStyle("", "")),
+        (HERMES + "{# <function=name> #}", ChatStyle("qwen3_coder", "")),
         ("{{ '<|python_tag|>' }}", ChatStyle("llama3_json", "")),
         ("{{ '</think>' }}{{ raise_exception('no') }}", ChatStyle("", "qwen3")),
     ]:
         assert style_of(ChatTemplate(source, {})) == style, source
+
+
+@pytest.mark.parametrize(
+    ("name", "marks"), [(name, marks) for name, record in TOOL_CALL_FORMATS.items() for marks in record.in_template]
+)
+def test_the_marks_of_each_format_select_it(name: str, marks: tuple[str, ...]) -> None:
+    text = json.dumps("".join(marks), ensure_ascii=False)
+    assert style_of(ChatTemplate(f"{{{{ {text} }}}}", {})).tool_call_parser == name
+
+
+@pytest.mark.parametrize("name", [name for name in REASONING_FORMATS if name != "deepseek_r1"])
+def test_the_marks_of_each_kind_of_reasoning_select_it(name: str) -> None:
+    record = REASONING_FORMATS[name]
+    text = json.dumps(f"{record.start}{record.end}{''.join(record.answer_marks)}", ensure_ascii=False)
+    assert style_of(ChatTemplate(f"{{{{ {text} }}}}.", {})).reasoning_parser == name
 
 
 # As DeepSeek-V3.1 has it: the reply begins with an open or a closed pair of marks.

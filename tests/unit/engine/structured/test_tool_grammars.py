@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from penstock.producer.openai.json_schema import structured_outputs_of
 from penstock.producer.openai.tools.definitions import ToolChoice, read_tools
-from penstock.producer.openai.tools.forcing import answer_or_hermes_calls, forced_calls, strict_hermes_calls
+from penstock.producer.openai.tools.forcing import NativeCalls, forced_json
+from penstock.shared.params.answer_formats import TOOL_CALL_FORMATS
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.structured.grammar import Backend
 from penstock.worker.engine.structured.loader import load_backend
@@ -43,6 +44,10 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module", params=["xgrammar", "llguidance"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     return load_backend(request.param, MODEL, VOCAB_SIZE, [EOS])
+
+
+def hermes(*, is_parallel: bool = True) -> NativeCalls:
+    return NativeCalls(TOOL_CALL_FORMATS["hermes"].calls, FUNCTIONS, is_parallel=is_parallel)
 
 
 class Held:
@@ -79,7 +84,7 @@ LISTS = {
 
 @pytest.mark.parametrize("is_parallel", [True, False])
 def test_a_list_of_calls_follows_the_schemas(backend: Backend, tokenizer: Tokenizer, is_parallel: bool) -> None:
-    forced = forced_calls(FUNCTIONS, ToolChoice("required"), is_parallel=is_parallel)
+    forced = forced_json(FUNCTIONS, ToolChoice("required"), is_parallel=is_parallel)
     outputs = Held(backend, tokenizer, forced)
     assert {text: outputs.accepts(text) for text in LISTS} == LISTS
     twice = {f"[{text[1:-1]}, {text[1:-1]}]": is_call and is_parallel for text, is_call in LISTS.items()}
@@ -87,7 +92,7 @@ def test_a_list_of_calls_follows_the_schemas(backend: Backend, tokenizer: Tokeni
 
 
 def test_calls_in_free_text_follow_the_schemas_of_strict_functions(backend: Backend, tokenizer: Tokenizer) -> None:
-    outputs = Held(backend, tokenizer, strict_hermes_calls(FUNCTIONS))
+    outputs = Held(backend, tokenizer, hermes().optional())
     calls = {
         ("tree", '{"left":null,"n":1}'): True,
         ("now", '{"any":1}'): True,  # it is not strict
@@ -103,7 +108,7 @@ def test_an_answer_is_json_or_calls(tokenizer: Tokenizer, is_parallel: bool) -> 
     described: dict[str, Any] = {"name": "n", "schema": {"type": "object", "properties": {"n": {"const": 1}}}}
     answer = structured_outputs_of({"type": "json_schema", "json_schema": described})
     assert answer is not None
-    either = answer_or_hermes_calls(answer, FUNCTIONS, is_parallel=is_parallel)
+    either = hermes(is_parallel=is_parallel).or_answer(answer)
     checker = Held(load_backend("xgrammar", MODEL, VOCAB_SIZE, [EOS]), tokenizer, either)
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     outputs = {'{"n": 1}': True, call: True, f"{call}\n{call}": is_parallel, "six": False}

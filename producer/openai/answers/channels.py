@@ -1,0 +1,172 @@
+"""Parse answers in OpenAI's harmony format, in which each message has a channel.
+
+A message is a header, ``<|message|>``, a body and a mark. "analysis" is reasoning, "final" and "commentary" are
+content, and a message with a recipient is a tool call. Source: OpenAI, "Harmony response format".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+
+from .common import OpenAIFinishReason
+from .parts import CallDelta, FunctionDelta, MessageParts
+
+_MESSAGE = "<|message|>"
+_BEGINS = ("<|start|>", "<|channel|>")
+_ENDS = ("<|end|>", "<|return|>", "<|call|>", *_BEGINS)
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+_MAX_HEADER_CHARS = 512
+
+
+class ChannelParser:
+    """Splits one answer into reasoning, content and tool calls; see ``AnswerParser``.
+
+    Text without a header is content. So is a call of a function that the request does not offer.
+
+    Args:
+        functions: names of the tools that the request offers.
+        whole: emit complete calls only.
+        is_single: whether only the first call is returned.
+        includes_reasoning: whether reasoning is returned to the caller.
+    """
+
+    def __init__(self, functions: Collection[str], *, whole: bool, is_single: bool, includes_reasoning: bool) -> None:
+        self._functions = functions
+        self._whole = whole
+        self._is_single = is_single
+        self._includes_reasoning = includes_reasoning
+        self._text = ""  # not settled: a header, or the end of a body
+        self._header: str | None = ""  # of the current message; None while one is being read
+        self._is_first = True
+        self._body = ""  # arguments of a call, kept with ``whole``
+        self._num_calls = 0
+        self._has_reasoning = self._has_content = False
+
+    def begin(self, *, in_reasoning: bool | None) -> None:
+        pass  # each message has a header
+
+    def feed(self, text: str) -> MessageParts:
+        self._text += text
+        parts = MessageParts()
+        while self._header is None or self._text:
+            if self._header is None:
+                more = self._read_header()
+            elif self._is_first and (is_header := self._begins_with_header()) is not False:
+                if is_header is None:
+                    break
+                self._header, self._is_first = None, False
+                continue
+            else:
+                self._is_first = False
+                more = self._read_body()
+            if more is None:
+                break
+            parts = parts.followed_by(more)
+        return parts
+
+    def finish(self, *, is_cut: bool = False) -> MessageParts:
+        rest, self._text = self._text, ""
+        if self._header is None:
+            # A truncated header of a message that says nothing.
+            is_mark = any(rest.startswith(begin[: len(rest)]) for begin in _BEGINS) or _CHANNEL.search(rest)
+            return MessageParts() if is_mark else MessageParts(content=rest)
+        parts = self._body_parts(rest) if rest else MessageParts()
+        return parts.followed_by(self._end_message(is_cut=is_cut))
+
+    def finish_reason(self, reason: OpenAIFinishReason) -> OpenAIFinishReason:
+        return "tool_calls" if reason == "stop" and self._num_calls else reason
+
+    def _begins_with_header(self) -> bool | None:
+        """Return whether the answer starts with a header; None if that is not yet certain."""
+        text = self._text.lstrip()
+        begins = (*_BEGINS, "to=")
+        if any(text.startswith(begin) for begin in begins):
+            return True
+        return None if any(begin.startswith(text) for begin in begins) else False
+
+    def _read_header(self) -> MessageParts | None:
+        end = self._text.find(_MESSAGE)
+        if end < 0:
+            if len(self._text) <= _MAX_HEADER_CHARS:
+                return None
+            self._header = ""
+            return MessageParts()
+        self._header, self._text = self._text[:end], self._text[end + len(_MESSAGE) :]
+        self._body = ""
+        if self._call_name() is None or self._whole:
+            return MessageParts()
+        return self._call_parts("", name=True)
+
+    def _read_body(self) -> MessageParts | None:
+        places = [(start, mark) for mark in _ENDS if (start := self._text.find(mark)) >= 0]
+        if not places:
+            certain = len(self._text) - max(_num_begun(self._text, mark) for mark in _ENDS)
+            body, self._text = self._text[:certain], self._text[certain:]
+            return self._body_parts(body) if body else None
+        start, mark = min(places)
+        body, self._text = self._text[:start], self._text[start if mark in _BEGINS else start + len(mark) :]
+        parts = self._body_parts(body).followed_by(self._end_message())
+        self._header = None
+        return parts
+
+    def _body_parts(self, body: str) -> MessageParts:
+        """Return a part of a body."""
+        if not body:
+            return MessageParts()
+        if self._call_name() is not None:
+            self._body += body
+            return MessageParts() if self._whole else self._call_parts(body, name=False)
+        channel = _CHANNEL.search(self._header or "")
+        if channel is not None and channel[1] == "analysis":
+            if not self._includes_reasoning:
+                return MessageParts()
+            separator = "\n" if self._has_reasoning and not self._body else ""
+            self._has_reasoning, self._body = True, self._body + body[:1]
+            return MessageParts(reasoning=separator + body)
+        separator = "\n" if self._has_content and not self._body else ""
+        self._has_content, self._body = True, self._body + body[:1]
+        return MessageParts(content=separator + body)
+
+    def _end_message(self, *, is_cut: bool = False) -> MessageParts:
+        """End the message, and return what was kept of it."""
+        name, body, self._body = self._call_name(), self._body, ""
+        if name is None:
+            return MessageParts()
+        parts = MessageParts()
+        if self._whole:
+            if not is_cut and not _is_object(body):
+                return MessageParts(content=f"{self._header}{_MESSAGE}{body}")
+            parts = self._call_parts(body or "{}", name=True)
+        elif not body:
+            parts = self._call_parts("{}", name=False)
+        self._num_calls += 1
+        return parts
+
+    def _call_name(self) -> str | None:
+        """Return the offered function that the message calls; None if it calls none."""
+        recipient = _RECIPIENT.search(self._header or "")
+        return recipient[1] if recipient is not None and recipient[1] in self._functions else None
+
+    def _call_parts(self, arguments: str, *, name: bool) -> MessageParts:
+        if self._is_single and self._num_calls:
+            return MessageParts()
+        function = FunctionDelta(arguments=arguments)
+        if name:
+            function["name"] = self._call_name() or ""
+        return MessageParts(tool_calls=[CallDelta(index=self._num_calls, function=function)])
+
+
+def _num_begun(text: str, mark: str) -> int:
+    """Return how many characters at the end of ``text`` are the beginning of ``mark``."""
+    longest = min(len(text), len(mark) - 1)
+    return next((num for num in range(longest, 0, -1) if mark.startswith(text[-num:])), 0)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
