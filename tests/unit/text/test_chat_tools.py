@@ -153,15 +153,15 @@ def test_the_template_shows_how_calls_and_reasoning_are_written() -> None:
     ("name", "marks"), [(name, marks) for name, record in TOOL_CALL_FORMATS.items() for marks in record.in_template]
 )
 def test_the_marks_of_each_format_select_it(name: str, marks: tuple[str, ...]) -> None:
-    text = json.dumps("".join(marks), ensure_ascii=False)
-    assert style_of(ChatTemplate(f"{{{{ {text} }}}}", {})).tool_call_parser == name
+    template = ChatTemplate(f"{{% raw %}}{''.join(marks)}{{% endraw %}}", {})
+    assert style_of(template).tool_call_parser == name
 
 
 @pytest.mark.parametrize("name", [name for name in REASONING_FORMATS if name != "deepseek_r1"])
 def test_the_marks_of_each_kind_of_reasoning_select_it(name: str) -> None:
     record = REASONING_FORMATS[name]
-    text = json.dumps(f"{record.start}{record.end}{''.join(record.answer_marks)}", ensure_ascii=False)
-    assert style_of(ChatTemplate(f"{{{{ {text} }}}}.", {})).reasoning_parser == name
+    text = f"{record.start}{record.end}{''.join(record.answer_marks)}"
+    assert style_of(ChatTemplate(f"{{% raw %}}{text}{{% endraw %}}.", {})).reasoning_parser == name
 
 
 # As DeepSeek-V3.1 has it: the reply begins with an open or a closed pair of marks.

@@ -17,7 +17,7 @@ from penstock.producer.openai.tools.parser import ToolCallParser
 from penstock.shared.params.answer_formats import TOOL_CALL_FORMATS
 
 EOS = 256
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {
         "city": {"enum": ["Bonn", "New York"]},
@@ -34,14 +34,14 @@ WEATHER = {
     "required": ["city", "days", "hours", "at", "wet"],
     "additionalProperties": False,
 }
-NOW = {"type": "object", "properties": {}, "additionalProperties": False}
+NOW: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 FUNCTIONS = read_tools(
     [
         {"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}},
         {"type": "function", "function": {"name": "now", "parameters": NOW}},
     ]
 )
-TOOLS = [function.for_template for function in FUNCTIONS]
+TOOLS: list[Any] = [function.for_template for function in FUNCTIONS]
 SUPPORTED = [name for name, record in TOOL_CALL_FORMATS.items() if NativeCalls.is_supported(record.calls)]
 AROUND = ("<|close|>message<|sep|>", "<|close|>response<|sep|>", "</think>")  # written by xgrammar around calls
 # xgrammar's name of a family and ours.
@@ -116,7 +116,7 @@ def check(calls: list[tuple[str, dict[str, Any]]]) -> None:
         assert set(arguments["hours"]) <= {7, 8}
         assert arguments["at"] == {"name": "a < b"}
         assert isinstance(arguments["wet"], bool)
-        assert set(arguments) == set(WEATHER["properties"])  # type: ignore[arg-type]
+        assert set(arguments) == set(WEATHER["properties"])
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
