@@ -31,8 +31,11 @@ def stored_path(config: EngineConfig, folder: Path) -> Path | None:
     """Return the file for the structure of the model in ``folder``, a model folder or a GGUF file.
 
     Its name depends on the files of the model, and on the options of ``config``. None for an engine that stores
-    nothing: on a GPU, on several ranks, or with random weights.
+    nothing: on a GPU, on several ranks, with random weights, or with weights in four bits, which are chosen by inputs
+    of all layers before.
     """
+    if config.quantization == "int4":
+        return None
     if config.device != "cpu" or config.num_ranks > 1 or config.is_grouped or not config.needs_weights:
         return None
     options = {name: getattr(config, name) for name in _OPTIONS}

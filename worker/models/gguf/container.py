@@ -154,7 +154,21 @@ class _Head:
             value = struct.unpack_from(f"<{length}{_SCALARS[item_kind]}", self._data, self.at)
             self.at += struct.calcsize(f"<{length}{_SCALARS[item_kind]}")
             return list(value)
+        if item_kind == _STRING:
+            return self._texts(length)
         return [self.value(item_kind) for _ in range(length)]
+
+    def _texts(self, length: int) -> list[str]:
+        # A loop of its own, since vocabularies have hundreds of thousands.
+        data, at, texts, end = self._data, self.at, [], len(self._data)
+        for _ in range(length):
+            start = at + 8
+            at = start + int.from_bytes(data[at:start], "little")
+            texts.append(str(data[start:at], "utf-8", "surrogateescape"))
+        if at > end:
+            raise IndexError
+        self.at = at
+        return texts
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:

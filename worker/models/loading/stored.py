@@ -14,7 +14,9 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
@@ -32,6 +34,7 @@ from ....kernels.huge_pages import Arena
 from ....shared.errors import ModelLoadError
 from ....shared.process.processor import this_processor
 from ...config.engine_config import EngineConfig
+from ...processes.host import usable_cores
 from ..attention.call import AttentionCall, CacheFormat
 from ..checkpoint.quantized import open_tensors
 from ..checkpoint.stored_path import stored_path
@@ -49,7 +52,7 @@ from ..lean.native import NativeForward
 from ..loaded import LoadedModel
 from ..placing.device import return_free_memory
 from ..placing.packed_linear import make_packing, replace_linear_layers
-from ..plan import AnglesPlan, DecoderPlan
+from ..plan import AnglesPlan, DecoderPlan, LayerPlan
 from .file_module import Angles, AnglesKind, FileModule
 from .preparing import prepare, prepared_tolerance
 
@@ -61,6 +64,8 @@ _SUFFIXES = (".py", ".cpp", ".h")
 _COMPARED_POSITIONS = 64
 # The largest vocabularies take 27 MB a file.
 _MAX_FILES = 32
+# Each of them holds a layer in 16 bits or more.
+_MAX_THREADS = 4
 
 log = structlog.get_logger(__name__)
 
@@ -177,10 +182,9 @@ def _load_from(stored: StoredModel, config: EngineConfig, folder: Path) -> Loade
     settings = ForwardSettings(
         stored.max_model_len, config.deterministic, config.attention_backend, None, plan=stored.plan
     )
-    with _with_one_thread(), open_tensors(folder, stored.torch_dtype) as tensors:
+    with _torch_on_one_thread(), open_tensors(folder, stored.torch_dtype) as tensors:
         module: Any = FileModule(tensors, stored.plan, stored.torch_dtype, _angles_modules(stored.plan, stored.angles))
-        pack = make_packing(config.quantization, Arena())
-        network = LeanDecoder(module, stored.plan, partial(_pack_layer, pack=pack))
+        network = LeanDecoder(module, stored.plan, partial(_map_layers, quantization=config.quantization))
     lean: Forward = LeanForward(module, settings, network, _stored_calls(stored, module))
     forward = prepare(lean, config, module.device, stored.vocab_size, stored.max_model_len)
     if not isinstance(forward, NativeForward):
@@ -203,20 +207,32 @@ def _load_from(stored: StoredModel, config: EngineConfig, folder: Path) -> Loade
     )
 
 
+def _map_layers(
+    make: Callable[[LayerPlan], AnyLayer], plans: Sequence[LayerPlan], quantization: str | None
+) -> list[AnyLayer]:
+    """Create and pack all layers, some at the same time."""
+    arenas: dict[int, Arena] = {}
+
+    @torch.inference_mode()
+    def make_packed(plan: LayerPlan) -> AnyLayer:
+        layer = make(plan)
+        arena = arenas.setdefault(threading.get_ident(), Arena())
+        replace_linear_layers(layer, make_packing(quantization, arena))
+        return layer
+
+    with ThreadPoolExecutor(min(usable_cores(), _MAX_THREADS)) as threads:
+        return list(threads.map(make_packed, plans))
+
+
 @contextmanager
-def _with_one_thread() -> Iterator[None]:
-    """Let torch use one thread, because waiting threads occupy their cores: on a busy machine for ten times as long."""
+def _torch_on_one_thread() -> Iterator[None]:
+    """Let torch use one thread, because its waiting threads occupy cores: on a busy machine for ten times as long."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(num_threads)
-
-
-def _pack_layer(layer: AnyLayer, pack: Callable[[nn.Linear], nn.Module | None]) -> AnyLayer:
-    replace_linear_layers(layer, pack)
-    return layer
 
 
 def _stored_calls(stored: StoredModel, module: nn.Module) -> list[AttentionCall]:

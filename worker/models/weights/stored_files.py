@@ -142,11 +142,13 @@ class ModelDescription(msgspec.Struct, frozen=True):
 
     Args:
         config: fields of ``config.json`` that determine the computation.
-        tokenizer: digest of the content of ``tokenizer.json``, independent of its formatting; "" without that file.
+        folder: the folder.
+        tokenizer: digest of ``tokenizer.json`` without spaces; "" without that file.
         end_tokens: tokens that end a generation, by ``generation_config.json``.
         shapes: of tensors by name, as far as headers show them.
     """
 
+    folder: Path
     config: dict[str, Any]
     tokenizer: str
     end_tokens: Any
@@ -157,11 +159,21 @@ class ModelDescription(msgspec.Struct, frozen=True):
         """Read the folder. Raises ``ModelLoadError`` if a file cannot be read."""
         is_plain = declared_quantization(folder) is None
         return cls(
+            folder,
             _without_files(_json(folder / CONFIG_FILE) or {}),
-            _digest(_json(folder / TOKENIZER_FILE)),
+            _tokenizer_digest(folder),
             (_json(folder / _GENERATION_FILE) or {}).get("eos_token_id"),
             {tensor.name: tensor.shape for tensor in tensors_of(folder)} if is_plain else {},
         )
+
+    def _has_tokenizer_of(self, other: ModelDescription) -> bool:
+        """Whether both tokenizers are equal. Parsing takes a second for a large one, so text is compared first."""
+        if self.tokenizer == other.tokenizer:
+            return True
+        if _tokenizer_digest(self.folder) != self.tokenizer:
+            return False
+        ours, theirs = (_json(each.folder / TOKENIZER_FILE) for each in (self, other))
+        return ours == theirs
 
     def check_fits(self, other: ModelDescription, folder: Path) -> None:
         """Raise ``ModelLoadError`` unless ``other``, of ``folder``, is a model of the same form; the message names the
@@ -171,7 +183,7 @@ class ModelDescription(msgspec.Struct, frozen=True):
             ours, theirs = self.config.get(field), other.config.get(field)
             if ours != theirs:
                 raise _misfit(folder, f"{field} is {shown(theirs)} in its {CONFIG_FILE}, and {shown(ours)} here")
-        if self.tokenizer and other.tokenizer and self.tokenizer != other.tokenizer:
+        if self.tokenizer and other.tokenizer and not self._has_tokenizer_of(other):
             raise _misfit(folder, f"its {TOKENIZER_FILE} is another one")
         if self.end_tokens != other.end_tokens:
             fact = f"eos_token_id is {shown(other.end_tokens)} in its {_GENERATION_FILE}, and {shown(self.end_tokens)}"
@@ -179,6 +191,18 @@ class ModelDescription(msgspec.Struct, frozen=True):
         for name, shape in other.shapes.items():
             if self.shapes.get(name, shape) != shape:
                 raise _misfit(folder, f"{name} is {list(shape)} there, and {list(self.shapes[name])} here")
+
+
+def _tokenizer_digest(folder: Path) -> str:
+    content = _read_file(folder / TOKENIZER_FILE)
+    return "" if content is None else hashlib.sha256(_without_spaces(folder / TOKENIZER_FILE, content)).hexdigest()
+
+
+def _without_spaces(file: Path, content: bytes) -> bytes:
+    try:
+        return msgspec.json.format(content, indent=-1)
+    except msgspec.DecodeError as error:
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
 
 
 def _misfit(folder: Path, reason: str) -> ModelLoadError:
@@ -197,16 +221,20 @@ def _without_files(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _digest(content: Any) -> str:
-    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest() if content is not None else ""
-
-
 def _json(file: Path) -> Any:
+    content = _read_file(file)
     try:
-        return msgspec.json.decode(file.read_bytes())
+        return None if content is None else msgspec.json.decode(content)
+    except msgspec.DecodeError as error:
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
+
+
+def _read_file(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error}") from error
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,17 +48,20 @@ class LeanDecoder(nn.Module):
     """Computes the same as ``own``, by ``plan``, on the same weights.
 
     Args:
-        finish: called with each layer before the next one is created; returns it.
+        map_layers: like ``map``, calls a function that creates a layer for each plan of one.
     """
 
     def __init__(
-        self, own: PreTrainedModel, plan: DecoderPlan, finish: Callable[[AnyLayer], AnyLayer] = lambda layer: layer
+        self,
+        own: PreTrainedModel,
+        plan: DecoderPlan,
+        map_layers: Callable[[Callable[[LayerPlan], AnyLayer], Sequence[LayerPlan]], Iterable[AnyLayer]] = map,
     ) -> None:
         super().__init__()
         self.plan = plan
         embedding, head = own.get_submodule(plan.embedding), own.get_submodule(plan.head)
         self.embed_tokens: Any = embedding
-        self.layers = nn.ModuleList(finish(_make_layer(own, layer)) for layer in plan.layers)
+        self.layers = nn.ModuleList(map_layers(partial(_make_layer, own), plan.layers))
         self.norm: Any = make_norm(own.get_submodule(plan.norm.name), plan.norm, own.device)
         self.lm_head: Any = head
         # Layers of several kinds may have angles of one module.
