@@ -6,7 +6,7 @@ from ..deployment import MODEL
 from ..program import TASK, Program, Trial, does_task
 
 
-def _run(trial: Trial) -> None:
+def _run_claude(trial: Trial) -> None:
     claude = trial.installed.node_modules / ".bin" / "claude"
     environment = {
         "ANTHROPIC_BASE_URL": trial.root_url,
@@ -16,7 +16,7 @@ def _run(trial: Trial) -> None:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CLAUDE_CODE_MAX_RETRIES": "0",
     }
-    trial.run([claude, "-p", TASK, "--model", MODEL, "--allowedTools", "Write", "Bash"], environment)
+    trial.run_command([claude, "-p", TASK, "--model", MODEL, "--allowedTools", "Write", "Bash"], environment)
 
 
-CLAUDE_CODE = Program("claude-code", ["@anthropic-ai/claude-code"], "npm", does_task(_run))
+CLAUDE_CODE = Program("claude-code", ["@anthropic-ai/claude-code"], "npm", does_task(_run_claude))
