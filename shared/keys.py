@@ -41,6 +41,7 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:adapters:{NS}:names                 hash      tenant and name -> number, model, AdapterRecord; until removed
     NS:adapters:{NS}:numbers               hash      digest -> number and back, while a name points to it; the last one
     NS:response:TENANT:ID                  string    StoredResponse: input of a response; as its request's log
+    NS:idempotency:TENANT:DIGEST           string    Reservation of an Idempotency-Key; a day longer than results
     NS:batches:{NS}:file:ID                string    FileRecord; until it is deleted or expires
     NS:batches:{NS}:files:TENANT           zset      files of a tenant by time; as the file
     NS:batches:{NS}:garbage                zset      file and batch ids by the ms from which their folder may be cleared
@@ -247,6 +248,10 @@ class Keys:
     def response(self, tenant: str, response_id: str) -> str:
         """``response_id`` holds no colon, so no two tenants share a key."""
         return f"{self.namespace}:response:{check_name('tenant', tenant)}:{response_id}"
+
+    def idempotency(self, tenant: str, digest: str) -> str:
+        """``digest`` is that of the caller's key."""
+        return f"{self.namespace}:idempotency:{check_name('tenant', tenant)}:{digest}"
 
     def batches(self) -> BatchKeys:
         return BatchKeys(self.namespace)

@@ -33,6 +33,7 @@ from .images import ImageFetcher
 from .metrics import Family, Metrics
 from .middleware import GatewayMiddleware
 from .operations import Operation, build_openapi
+from .reservations import IdempotencyKeys
 from .routes import adapters, batches, files, generate, messages, models, pooling, state, tokens
 from .routes import responses as responses_routes
 from .settings import GatewaySettings
@@ -133,6 +134,7 @@ class _Parts:
                 self._connection,
                 images,
                 self._io_processors,
+                IdempotencyKeys(self._connection, Keys(settings.namespace), result_ttl_s=settings.result_ttl_s),
             )
             self._presence.start()
             try:

@@ -27,6 +27,7 @@ from ..openai.responses.service import Responses
 from .auth import Authenticator
 from .images import ImageFetcher
 from .metrics import Family, Metrics
+from .reservations import IdempotencyKeys
 from .settings import GatewaySettings
 
 JSON = "application/json"
@@ -55,6 +56,7 @@ class Gateway(msgspec.Struct, frozen=True):
     connection: CommandConnection
     images: ImageFetcher
     io_processors: IOProcessors
+    idempotency: IdempotencyKeys
 
 
 def gateway_of(request: Request) -> Gateway:

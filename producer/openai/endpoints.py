@@ -149,8 +149,17 @@ class Decoded(msgspec.Struct, frozen=True):
     def fingerprint(self) -> str:
         """Eight hexadecimal digits, which are equal only for bodies with equal content, independent of order and
         spacing."""
-        content = msgspec.json.encode(msgspec.to_builtins(self.body, str_keys=True), order="deterministic")
-        return hashlib.blake2b(content, digest_size=4).hexdigest()
+        return _digest(self._content, num_bytes=4)
+
+    @property
+    def digest(self) -> str:
+        """64 hexadecimal digits, as the fingerprint. Whether the answer is streamed does not count."""
+        content = {name: value for name, value in self._content.items() if name not in ("stream", "stream_options")}
+        return _digest(content, num_bytes=32)
+
+    @property
+    def _content(self) -> dict[str, Any]:
+        return msgspec.to_builtins(self.body, str_keys=True)
 
     def prepare(self, parsers: Parsers) -> PreparedBody:
         """Translate the body to requests, for a model with these parsers.
@@ -162,6 +171,11 @@ class Decoded(msgspec.Struct, frozen=True):
             return self.endpoint.prepare(self.body, parsers)
         except PenstockError as error:
             raise error_of(error) from error
+
+
+def _digest(content: dict[str, Any], *, num_bytes: int) -> str:
+    encoded = msgspec.json.encode(content, order="deterministic")
+    return hashlib.blake2b(encoded, digest_size=num_bytes).hexdigest()
 
 
 def decode(path: str, body: bytes | Mapping[str, Any], *, strict: bool = False) -> Decoded:

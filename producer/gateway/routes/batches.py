@@ -11,6 +11,7 @@ from starlette.responses import Response
 from ...batches.batch_records import Batch, Page
 from ...batches.batch_store import DEFAULT_LIMIT, MAX_LIMIT
 from ..http import gateway_of, json_response, read_body, trace_headers
+from ..idempotency import digest_of, key_of
 from ..operations import Operation
 from .files import AFTER, limit_of, query_parameter
 
@@ -50,8 +51,20 @@ async def create_batch(request: Request) -> Response:
         output_expires_after_s=None if expires is None else expires.seconds,
         webhook_url=body.webhook_url,
         trace_headers=trace_headers(request.headers) or None,
+        batch_id=await _reserved_id(request, body),
     )
     return json_response(batch)
+
+
+async def _reserved_id(request: Request, body: BatchBody) -> str | None:
+    """Return the batch id that an ``Idempotency-Key`` stands for; None without one."""
+    key = key_of(request)
+    if key is None:
+        return None
+    content = msgspec.json.encode(body, order="deterministic").decode()
+    digest, tenant = digest_of("/v1/batches", content), request.state.identity.tenant
+    reservation, _ = await gateway_of(request).idempotency.reserve(tenant, key, digest)
+    return f"batch_{reservation.seed}"
 
 
 async def list_batches(request: Request) -> Response:

@@ -26,12 +26,15 @@ from ...openai.completions import Completion, CompletionBody
 from ...openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, Decoded, decode
 from ...openai.errors import OpenAIError
 from ...openai.prepared import Prepared, PreparedBody
+from ...requests.fan_out import child_ids
 from ...sse import COMMENT, EventStream
 from .. import generations
 from ..auth import Identity
 from ..http import Gateway, add_ids, bind_request_id, gateway_of, json_response, read_body, while_connected
+from ..idempotency import MIN_LINGER_S, digest_of, reserved
 from ..message_stream import PING, MessagePosition, error_frame, message_events
 from ..operations import Operation
+from ..reservations import HEADER, Reservation
 from ..stream import Position, event_stream, events, openai_error
 
 # Larger bodies are decoded in a thread, because that takes milliseconds, during which other streams must continue.
@@ -62,6 +65,8 @@ async def prepare(request: Request, path: str) -> tuple[PreparedBody, str]:
         OpenAIError: the body is invalid.
     """
     decoded, is_large = await decode_body(request, path)
+    if HEADER in request.headers:
+        request.state.body_digest = await _run_sized(lambda: digest_of(path, decoded.digest), in_thread=is_large)
     parsers = await gateway_of(request).parsers.for_model(decoded.model)
     prepared = await _run_sized(partial(decoded.prepare, parsers), in_thread=is_large)
     return prepared, await _run_sized(lambda: decoded.fingerprint, in_thread=is_large)
@@ -87,17 +92,40 @@ async def generate(path: str, request: Request) -> ASGIApp:
     options = generations.options_of(prepared, identity, gateway.settings)
     if session_id := request.headers.get(SESSION_HEADER):
         options.setdefault("session_id", session_id[:MAX_SESSION_ID_CHARS])
+    linger_s = gateway.settings.reconnect_grace_s
+    if (reservation := await _reserved(request, prepared)) is not None:
+        response_id = reserved_id(prepared, reservation)
+        options["linger_s"] = linger_s = max(linger_s, MIN_LINGER_S)
+        options["read_ttl_s"] = None  # another call may read the answer
     add_ids(options, request, response_id)
     if not prepared.stream:
         work = generations.answer(gateway.client, prepared, options, response_id)
         return json_response(await while_connected(request, work))
-    linger_s = gateway.settings.reconnect_grace_s
     deltas = generations.stream(gateway.client, prepared, options, response_id, linger_s=linger_s)
     if isinstance(prepared, PreparedMessage):
         position = MessagePosition(response_id)
     else:
         position = Position.start(response_id, len(prepared.prompts) * prepared.params.n)
     return await _event_stream(gateway, request, prepared, deltas, position)
+
+
+async def _reserved(request: Request, prepared: Prepared) -> Reservation | None:
+    """Return the reservation of a body with an ``Idempotency-Key``; None without one."""
+    if HEADER not in request.headers:
+        return None
+    gateway = gateway_of(request)
+
+    def request_ids(reservation: Reservation) -> list[str]:
+        response_id = reserved_id(prepared, reservation)
+        ids = [generations.request_id_of(response_id, position) for position in range(len(prepared.prompts))]
+        return [child for request_id in ids for child in child_ids(request_id, prepared.params.n)]
+
+    return await reserved(request, request.state.body_digest, request_ids, partial(_model_name, gateway, prepared))
+
+
+def reserved_id(prepared: PreparedBody, reservation: Reservation) -> str:
+    """Return the response id of a reservation."""
+    return new_id(prepared.id_prefix, time_s=reservation.created_at, seed=reservation.seed)
 
 
 async def _resume(

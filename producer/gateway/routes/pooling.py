@@ -46,8 +46,10 @@ from ...openai.unknown_fields import decode_known
 from ...results import DataPrompt, PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .. import generations
 from ..http import add_ids, gateway_of, json_response, read_body, while_connected
+from ..idempotency import MIN_LINGER_S, reserved
 from ..operations import Operation
-from .generate import prepare
+from ..reservations import HEADER, Reservation
+from .generate import prepare, reserved_id
 
 B = TypeVar("B", bound=PoolingBody)
 
@@ -56,9 +58,23 @@ async def embeddings(request: Request) -> Response:
     """Answer POST /v1/embeddings."""
     prepared, _ = await prepare(request, EMBEDDINGS)
     assert isinstance(prepared, PreparedEmbeddings)
-    response_id = new_id(prepared.id_prefix)
+    reservation = await _reserved(request, prepared)
+    response_id = new_id(prepared.id_prefix) if reservation is None else reserved_id(prepared, reservation)
     outputs = await _pool_prompts(request, prepared, response_id)
     return json_response(prepared.answer(*outputs, response_id=response_id))
+
+
+async def _reserved(request: Request, prepared: PreparedEmbeddings) -> Reservation | None:
+    """Return the reservation of a body with an ``Idempotency-Key``; None without one."""
+    if HEADER not in request.headers:
+        return None
+
+    def request_ids(reservation: Reservation) -> list[str]:
+        response_id, num_prompts = reserved_id(prepared, reservation), len(prepared.prompts)
+        return [response_id] if num_prompts == 1 else [f"{response_id}-{index}" for index in range(num_prompts)]
+
+    resolve = partial(gateway_of(request).client.resolve_model, prepared.model)
+    return await reserved(request, request.state.body_digest, request_ids, resolve)
 
 
 async def classify(request: Request) -> Response:
@@ -186,6 +202,8 @@ def _options(request: Request, prepared: PreparedPooling, response_id: str) -> R
     options = generations.options_of(prepared, request.state.identity, gateway_of(request).settings)
     add_ids(options, request, response_id)
     options["request_id"] = response_id
+    if HEADER in request.headers:
+        options["linger_s"], options["read_ttl_s"] = MIN_LINGER_S, None  # another call may read the output
     return options
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,14 +14,16 @@ from starlette.responses import Response as HTTPResponse
 
 from ....shared.values.json_lines import encode_line
 from ....shared.values.shown import shown
-from ...openai.endpoints import RESPONSES
+from ...openai.endpoints import RESPONSES, Decoded
 from ...openai.errors import bad_field
 from ...openai.responses.body import ResponseBody
 from ...openai.responses.objects import DeletedResponse, Event, ItemList, Response
 from ...sse import COMMENT, EventStream
 from ..auth import Identity
 from ..http import add_ids, bind_request_id, gateway_of, json_response, while_connected
+from ..idempotency import digest_of, reserved
 from ..operations import Operation
+from ..reservations import HEADER, Reservation
 from ..stream import event_stream, openai_error
 from .generate import decode_body
 
@@ -31,7 +34,13 @@ async def create(request: Request) -> HTTPResponse | EventStream:
     responses = gateway.responses
     decoded, _ = await decode_body(request, RESPONSES)
     body: ResponseBody = decoded.body
-    prepared = await responses.prepare(identity.tenant, body, band=identity.band)
+    reservation = await _reserved(request, decoded)
+    if reservation is None:
+        prepared = await responses.prepare(identity.tenant, body, band=identity.band)
+    else:
+        prepared = await responses.prepare(
+            identity.tenant, body, band=identity.band, reserved=(_id_of(reservation), reservation.created_at)
+        )
     prompts = await gateway.images.fetched(prepared.chat.prompts, identity.tenant)
     prepared = msgspec.structs.replace(prepared, chat=msgspec.structs.replace(prepared.chat, prompts=prompts))
     add_ids(prepared.options, request, prepared.record.id)
@@ -43,6 +52,19 @@ async def create(request: Request) -> HTTPResponse | EventStream:
     if body.stream:
         return await _stream(request, responses.stream(prepared))
     return json_response(await while_connected(request, responses.answer(prepared)))
+
+
+async def _reserved(request: Request, decoded: Decoded) -> Reservation | None:
+    """Return the reservation of a body with an ``Idempotency-Key``; None without one."""
+    if HEADER not in request.headers:
+        return None
+    digest = digest_of(RESPONSES, decoded.digest)
+    resolve = partial(gateway_of(request).client.resolve_model, decoded.model)
+    return await reserved(request, digest, lambda reservation: [_id_of(reservation)], resolve)
+
+
+def _id_of(reservation: Reservation) -> str:
+    return f"resp_{reservation.seed}"
 
 
 async def retrieve(request: Request) -> HTTPResponse | EventStream:

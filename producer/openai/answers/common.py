@@ -35,14 +35,18 @@ def response_head(response_id: str, model: str) -> ResponseHead:
     return {"id": response_id, "created": created, "model": model, "system_fingerprint": SYSTEM_FINGERPRINT}
 
 
-def new_id(prefix: str, fingerprint: str = "") -> str:
+def new_id(prefix: str, fingerprint: str = "", *, time_s: int | None = None, seed: str = "") -> str:
     """Return an id for a response. Its first eight digits after the prefix are the creation time; see ``created_at``.
 
-    ``prefix`` may end with an underscore, else a dash follows it. ``fingerprint`` is appended: eight digits that
-    identify the request's body, if needed.
+    Args:
+        prefix: may end with an underscore, else a dash follows it.
+        fingerprint: eight digits that identify the request's body, if needed; appended.
+        time_s: creation time; the current time if None.
+        seed: at least 24 hexadecimal digits, from which the id is made; random ones if empty.
     """
     separator = "" if prefix.endswith("_") else "-"
-    return f"{prefix}{separator}{int(time.time()):08x}{os.urandom(12).hex()}{fingerprint}"
+    digits = (seed or os.urandom(12).hex())[:24]
+    return f"{prefix}{separator}{int(time.time()) if time_s is None else time_s:08x}{digits}{fingerprint}"
 
 
 def fingerprint_of(response_id: str) -> str:

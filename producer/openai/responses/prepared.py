@@ -45,12 +45,14 @@ _ECHOED = (
 class PreparedResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A response's record, and its chat completion.
 
-    Every reader of the response derives it from the record. ``options`` are set only for running it.
+    Every reader of the response derives it from the record. ``options`` are set only for running it. ``is_reserved``:
+    another call may create or read the same response.
     """
 
     record: StoredResponse
     chat: PreparedChat
     options: RequestOptions = msgspec.field(default_factory=RequestOptions)
+    is_reserved: bool = False
 
     @property
     def tenant(self) -> str:

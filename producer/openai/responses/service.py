@@ -28,6 +28,9 @@ from .response_store import MAX_RUN_S, StoredResponse
 from .stored_responses import StoredResponses
 from .transcriber import Transcriber
 
+# The request of a cut connection runs at least this long if its caller may repeat the call with the same key.
+MIN_LINGER_S = 5.0
+
 
 class Responses(StoredResponses):
     """The operations of the Responses API; each is on behalf of one tenant.
@@ -58,24 +61,27 @@ class Responses(StoredResponses):
         self._fail_fast, self._status_wait_s = fail_fast, status_wait_s
         self._parsers = parsers
 
-    async def prepare(self, tenant: str, body: ResponseBody, *, band: str | None = None) -> PreparedResponse:
+    async def prepare(
+        self, tenant: str, body: ResponseBody, *, band: str | None = None, reserved: tuple[str, int] | None = None
+    ) -> PreparedResponse:
         """Check a body and read the conversation that it continues. Nothing is enqueued yet.
 
         Args:
             band: band of the request if the body names none.
+            reserved: id and creation time, if another call with the same key may create or read the same response.
 
         Raises:
             OpenAIError: 400, a field is invalid; 404, the previous response is unknown or has expired.
             UnknownModelError: no worker has ever served the model.
         """
         check_body(body)
-        response_id = f"resp_{os.urandom(16).hex()}"
+        response_id, created_at = reserved or (f"resp_{os.urandom(16).hex()}", int(time.time()))
         items = read_items(body.input, response_id, await self._referenced(tenant, body.input))
         history = await self._history(tenant, body)
         model, adapter = await self._client.find_model(body.model, tenant=tenant)
         record = StoredResponse(
             id=response_id,
-            created_at=int(time.time()),
+            created_at=created_at,
             model=model,
             body=msgspec.structs.replace(body, input=None),
             history=history,
@@ -96,7 +102,7 @@ class Responses(StoredResponses):
         )
         if body.webhook_url is not None:
             options["webhook_url"], options["webhook_events"] = body.webhook_url, EventFamily.RESPONSE
-        return msgspec.structs.replace(prepared, options={**body_options, **options})
+        return msgspec.structs.replace(prepared, options={**body_options, **options}, is_reserved=reserved is not None)
 
     async def answer(self, prepared: PreparedResponse) -> Response:
         """Run the request and return the whole response. Cancelling the task cancels the request.
@@ -106,11 +112,12 @@ class Responses(StoredResponses):
         transcriber = prepared.transcriber()
         transcriber.create()
         try:
-            async with aclosing(self._run_in_foreground(prepared, transcriber)) as batches:
+            linger_s = self._linger_s if prepared.is_reserved else 0.0
+            async with aclosing(self._run_in_foreground(prepared, transcriber, linger_s=linger_s)) as batches:
                 async for _ in batches:
                     pass
         except PenstockError:
-            await self._store.delete(prepared.tenant, prepared.record.id)  # its id was never returned
+            await self._drop(prepared)
             raise
         return transcriber.response
 
@@ -137,7 +144,7 @@ class Responses(StoredResponses):
                     yield events
             except PenstockError as error:
                 if created:
-                    await self._store.delete(prepared.tenant, prepared.record.id)  # its id was never returned
+                    await self._drop(prepared)
                     raise
                 yield transcriber.fail(error)
             finally:
@@ -154,11 +161,18 @@ class Responses(StoredResponses):
         try:
             await self._client.submit(prepared.chat.prompt, prepared.chat.params, **prepared.options)
         except PenstockError as error:
-            await self._store.delete(tenant, record.id)
+            await self._drop(prepared)
             raise prepared.name_fields(error) from error
+        if prepared.is_reserved:
+            return await self.retrieve(tenant, record.id)
         transcriber = prepared.transcriber()
         transcriber.create()
         return transcriber.response
+
+    async def _drop(self, prepared: PreparedResponse) -> None:
+        """Delete the record of a response whose id was never returned; a reserved one may belong to another call."""
+        if not prepared.is_reserved:
+            await self._store.delete(prepared.tenant, prepared.record.id)
 
     async def _run_in_foreground(
         self, prepared: PreparedResponse, transcriber: Transcriber, *, linger_s: float = 0.0
@@ -167,7 +181,8 @@ class Responses(StoredResponses):
         record, tenant, options = prepared.record, prepared.tenant, prepared.options
         if record.body.is_stored:
             await self._store.put(tenant, record)
-            options["linger_s"] = linger_s
+        if record.body.is_stored or prepared.is_reserved:
+            options["linger_s"] = max(linger_s, MIN_LINGER_S) if prepared.is_reserved else linger_s
         deltas = self._client.stream(prepared.chat.prompt, prepared.chat.params, **options)
         try:
             async with aclosing(deltas):

@@ -1,0 +1,166 @@
+"""Calls with an ``Idempotency-Key``, repeated at two gateways, one of which is killed with -9."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
+from penstock.producer import Client
+
+from ...gate import Gate
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+COUNT, COUNTED = "count from four to nine:", " four five six seven eight nine."
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "demo", "messages": [{"role": "user", "content": COUNT}], "temperature": 1.5, "n": 2},
+    COMPLETIONS: {"model": "demo", "prompt": [COUNT, "spell 7:"], "temperature": 1.5},
+    RESPONSES: {"model": "demo", "input": COUNT, "temperature": 1.5},
+    MESSAGES: {"model": "demo", "messages": [{"role": "user", "content": COUNT}], "temperature": 1.0, "max_tokens": 60},
+}
+
+
+@pytest.fixture
+def key() -> dict[str, str]:
+    return {"Idempotency-Key": uuid.uuid4().hex}
+
+
+@pytest.fixture
+async def here(gateway: LocalGateway) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=gateway.root_url, timeout=60) as http:
+        yield http
+
+
+@pytest.fixture
+def other_gateway(deployment: LocalStack, tmp_path: Path, files_dir: Path) -> Iterator[LocalGateway]:
+    options = ["--lease-ttl", "60", "--files-dir", str(files_dir), "--reasoning-parser", "qwen3"]
+    gateway = LocalGateway(deployment.url, options, tmp_path / "other.log")
+    with gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def there(other_gateway: LocalGateway) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=other_gateway.root_url, timeout=60) as http:
+        yield http
+
+
+async def answer_of(http: httpx.AsyncClient, path: str, key: dict[str, str], **fields: Any) -> Any:
+    reply = await http.post(path, json=BODIES[path] | fields, headers=key)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_one_generation_answers_calls_at_two_gateways(
+    here: httpx.AsyncClient, there: httpx.AsyncClient, key: dict[str, str], path: str
+) -> None:
+    """Without seeds two generations would differ, and have other ids."""
+    first, second = await asyncio.gather(answer_of(here, path, key), answer_of(there, path, key))
+    later = await answer_of(there, path, key)
+    assert first == second == later
+    assert (await answer_of(here, path, {}))["id"] != first["id"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_another_body_is_a_conflict(here: httpx.AsyncClient, key: dict[str, str], path: str) -> None:
+    await answer_of(here, path, key)
+    other_path = next(other for other in BODIES if other != path)
+    for name, body in ((path, BODIES[path] | {"top_p": 0.5}), (other_path, BODIES[other_path])):
+        reply = await here.post(name, json=body, headers=key)
+        assert reply.status_code == 409
+        assert "was used for another body" in reply.json()["error"]["message"]
+    reply = await here.post(path, json=BODIES[path], headers={"Idempotency-Key": "with space"})
+    assert reply.status_code == 400
+    assert "visible ASCII" in reply.json()["error"]["message"]
+
+
+async def test_a_stream_of_a_killed_gateway_is_joined_at_another(
+    here: httpx.AsyncClient,
+    other_gateway: LocalGateway,
+    there: httpx.AsyncClient,
+    key: dict[str, str],
+    gate: Gate,
+) -> None:
+    gate.hold_at(3)
+    body = BODIES[CHAT] | {"n": 1, "temperature": 0}
+    async with there.stream("POST", CHAT, json=body | {"stream": True}, headers=key) as reply:
+        lines = reply.aiter_lines()
+        begun = json.loads((await anext(line async for line in lines if line.startswith("data: ")))[6:])
+        other_gateway.kill()
+    joining = asyncio.create_task(here.post(CHAT, json=body, headers=key))
+    async with here.stream("POST", CHAT, json=body | {"stream": True}, headers=key) as reply:
+        lines = reply.aiter_lines()
+        first = await anext(line async for line in lines if line.startswith("data: "))
+        gate.open()
+        events = [first, *[line async for line in lines if line.startswith("data: {")]]
+    chunks = [json.loads(event[6:]) for event in events]
+    assert {chunk["id"] for chunk in chunks} == {begun["id"]}
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == COUNTED
+    whole = (await joining).json()
+    assert (whole["id"], whole["choices"][0]["message"]["content"]) == (begun["id"], COUNTED)
+
+
+async def test_a_response_of_a_killed_gateway_is_joined_at_another(
+    here: httpx.AsyncClient,
+    other_gateway: LocalGateway,
+    there: httpx.AsyncClient,
+    key: dict[str, str],
+    gate: Gate,
+) -> None:
+    gate.hold_at(3)
+    body = BODIES[RESPONSES] | {"temperature": 0}
+    async with there.stream("POST", RESPONSES, json=body | {"stream": True}, headers=key) as reply:
+        lines = reply.aiter_lines()
+        begun = json.loads((await anext(line async for line in lines if line.startswith("data: ")))[6:])["response"]
+        other_gateway.kill()
+    joining = asyncio.create_task(here.post(RESPONSES, json=body, headers=key))
+    gate.open()
+    whole = (await joining).json()
+    assert (whole["id"], whole["created_at"], whole["status"]) == (begun["id"], begun["created_at"], "completed")
+    assert whole["output"][0]["content"][0]["text"] == COUNTED
+    background = await here.post(RESPONSES, json=body | {"background": True}, headers=key)
+    assert background.status_code == 409
+
+
+async def test_a_background_response_is_created_once(here: httpx.AsyncClient, key: dict[str, str]) -> None:
+    body = BODIES[RESPONSES] | {"background": True}
+    first, second = [(await here.post(RESPONSES, json=body, headers=key)).json() for _ in range(2)]
+    assert first["id"] == second["id"]
+    assert (await here.get(f"{RESPONSES}/{first['id']}")).status_code == 200
+
+
+async def test_a_cancelled_generation_is_started_again(
+    here: httpx.AsyncClient, client: Client, key: dict[str, str], gate: Gate
+) -> None:
+    gate.hold_at(3)
+    body = BODIES[CHAT] | {"n": 1, "temperature": 0}
+    async with here.stream("POST", CHAT, json=body | {"stream": True}, headers=key) as reply:
+        lines = reply.aiter_lines()
+        begun = json.loads((await anext(line async for line in lines if line.startswith("data: ")))[6:])
+        await client.cancel(begun["id"], model="demo")
+        gate.open()
+    again = await here.post(CHAT, json=body, headers=key)
+    assert again.json()["choices"][0]["message"]["content"] == COUNTED
+    assert again.json()["id"] != begun["id"]
+    assert (await here.post(CHAT, json=body, headers=key)).json() == again.json()
+
+
+async def test_a_batch_is_created_once(here: httpx.AsyncClient, there: httpx.AsyncClient, key: dict[str, str]) -> None:
+    row = {"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": BODIES[COMPLETIONS]}
+    upload = {"file": ("rows.jsonl", json.dumps(row).encode())}
+    file = (await here.post("/v1/files", files=upload, data={"purpose": "batch"})).json()
+    body = {"input_file_id": file["id"], "endpoint": COMPLETIONS, "completion_window": "24h"}
+    replies = [await http.post("/v1/batches", json=body, headers=key) for http in (here, there)]
+    assert len({reply.json()["id"] for reply in replies}) == 1
+    assert (await here.post("/v1/batches", json=body | {"metadata": {"a": "b"}}, headers=key)).status_code == 409
