@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import KernelInputError
+from ..kv_cache import scales_per_head
 from ..lora.packed import ProductStruct
 from ..mixers import MixerState, MixingBatch
 from ..native import library
@@ -163,10 +164,17 @@ class Decoder:
         self._num_groups = 1
         self._adapters: LayerAdapters | None = None
 
-    def cache_shape(self, num_blocks: int, block_size: int, layer: int = 0) -> tuple[int, int, int]:
-        """Return the shape of a layer's keys, and of its values. Blocks are padded to a multiple of 16 tokens."""
-        padded = -(-block_size // LANES) * LANES
-        return num_blocks, self._layers[layer].num_kv_heads, padded * self._layers[layer].head_dim
+    def cache_shape(
+        self, num_blocks: int, block_size: int, layer: int = 0, dtype: torch.dtype | None = None
+    ) -> tuple[int, int, int]:
+        """Return the shape of a layer's keys, and of its values. Blocks are padded to a multiple of 16 tokens.
+
+        Args:
+            dtype: of the cache: int8, whose heads are followed by their scales, or that of the model (None).
+        """
+        padded, head_dim = -(-block_size // LANES) * LANES, self._layers[layer].head_dim
+        scale_bytes = torch.bfloat16.itemsize * scales_per_head(head_dim) if dtype == torch.int8 else 0
+        return num_blocks, self._layers[layer].num_kv_heads, padded * (head_dim + scale_bytes)
 
     def use_cache(
         self, keys: list[Tensor], values: list[Tensor], block_size: int, groups: Sequence[int] | None = None
@@ -174,6 +182,7 @@ class Decoder:
         """Store keys and values of each layer in these tensors of ``cache_shape`` from now on.
 
         Args:
+            keys, values: all in the model's dtype, or all in int8.
             groups: group of each layer, which selects its slots and block table; None if all layers share one. Layers
                 of different groups may share a tensor. A layer that does not store shares the tensor of the layer
                 whose keys and values it reads.
@@ -188,6 +197,7 @@ class Decoder:
             layer.keys, layer.values, layer.group = key.data_ptr(), value.data_ptr(), group
         self._num_groups = max(groups, default=0) + 1
         self._struct.block_size = max(1, block_size)
+        self._struct.caches_bytes = any(cache.dtype == torch.int8 for cache in keys)
         self._caches = [*keys, *values]
 
     def use_states(self, states: Sequence[MixerState]) -> None:

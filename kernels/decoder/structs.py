@@ -75,7 +75,8 @@ class EmbeddingPartStruct(ctypes.Structure):
 class DecoderStruct(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(LayerStruct)),
-        *((name, _INT) for name in ("num_layers", "hidden_size", "mlp_size", "block_size", "norms_stream")),
+        *((name, _INT) for name in ("num_layers", "hidden_size", "mlp_size", "block_size")),
+        *((name, _INT) for name in ("caches_bytes", "norms_stream")),
         *((name, _FLOAT) for name in ("token_scale", "stream_scale", "logit_scale", "logit_softcap")),
         ("embeddings", _POINTER),
         ("final_norm", NormStruct),

@@ -7,9 +7,17 @@ from torch import Tensor
 
 from ..dispatch import REFERENCE, TRITON_DTYPES, KernelInputError, OnGpu, select
 from . import native, reference
-from .cache_slots import FP8_DTYPES, CacheSlots
+from .cache_slots import EIGHT_BIT_DTYPES, FP8_DTYPES, CacheSlots, check_scale, scales_per_head
 
-__all__ = ["FP8_DTYPES", "CacheSlots", "copy_blocks", "store_kv_cache"]
+__all__ = [
+    "EIGHT_BIT_DTYPES",
+    "FP8_DTYPES",
+    "CacheSlots",
+    "check_scale",
+    "copy_blocks",
+    "scales_per_head",
+    "store_kv_cache",
+]
 
 _STORE_IMPLEMENTATIONS = {
     REFERENCE: reference.store_kv_cache,
@@ -18,7 +26,7 @@ _STORE_IMPLEMENTATIONS = {
 }
 _COPY_IMPLEMENTATIONS = {
     REFERENCE: reference.copy_blocks,
-    "cuda": OnGpu(f"{__package__}.gpu", "copy_blocks", dtypes=(*TRITON_DTYPES, *FP8_DTYPES)),
+    "cuda": OnGpu(f"{__package__}.gpu", "copy_blocks", dtypes=(*TRITON_DTYPES, *EIGHT_BIT_DTYPES)),
 }
 
 
@@ -29,24 +37,26 @@ def store_kv_cache(
     value_cache: Tensor,
     slot_mapping: Tensor,
     *,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
+    key_scale: float | Tensor = 1.0,
+    value_scale: float | Tensor = 1.0,
 ) -> None:
     """Scatter this step's keys and values into the paged KV cache, in place.
 
     Token ``i`` goes to slot ``slot_mapping[i]``: row ``slot % BS`` of block ``slot // BS``.
     A token with a negative slot is padding and is skipped, so a captured graph may run with fewer live tokens.
 
-    A cache of eight bits stores ``saturate(key / key_scale)``: values beyond its largest number, 448 or 57,344, become
-    that number, and NaN stays NaN. Attention multiplies by the same scale when it reads.
+    A float8 cache stores ``saturate(key / key_scale)``: values beyond its largest number, 448 or 57,344, become that
+    number, and NaN stays NaN. Attention multiplies by the same scale when it reads. An int8 cache gets a scale for each
+    32 dimensions of a head, so that the largest of them is 127. It is NaN or infinite if one of them is.
 
     Args:
         key: ``[T, KVH, D]``, any strides (a slice of a fused QKV needs no copy).
         value: ``[T, KVH, DV]``, any strides; ``DV`` may differ from ``D``. Dtype and device of ``key``.
-        key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``key``, or float8_e4m3fn or float8_e5m2. **Mutated.**
+        key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``key``, float8 of either kind, or int8. **Mutated.**
         value_cache: ``[NB, BS, KVH, DV]``, contiguous, dtype of ``key_cache``. **Mutated.**
         slot_mapping: ``[T]`` int32 or int64, values in ``[-1, NB * BS)``; non-negative slots are unique.
-        key_scale, value_scale: scales of a cache of eight bits; 1 for any other.
+        key_scale, value_scale: scales of a float8 cache; 1 for any other. For an int8 cache the scales of its numbers,
+            ``[NB, BS, KVH, ceil(D / 32)]`` bfloat16, contiguous. **Mutated.**
 
     Raises:
         KernelInputError: a shape, dtype, stride or scale above does not hold.

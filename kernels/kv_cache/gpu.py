@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .cache_slots import CacheSlots
+from .cache_slots import INT8_LARGEST, SCALED_DIMS, CacheSlots
 
 _COPY_BLOCK = 1024
+_SCALED_DIMS, _INT8_LARGEST = tl.constexpr(SCALED_DIMS), tl.constexpr(INT8_LARGEST)
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
@@ -36,7 +37,7 @@ def store_kv_cache(key: Tensor, value: Tensor, target: CacheSlots) -> None:
     _store_kernel[(num_tokens,)](
         key, value, target.key_cache, target.value_cache, target.slot_mapping.contiguous(),
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        float(target.key_scale), float(target.value_scale),
+        target.key_scale, target.value_scale,
         **constants,
     )  # fmt: skip
 
@@ -98,15 +99,42 @@ def store_heads(
     HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the heads of this program's token into ``slot``, unless it is negative."""
+    """Write the heads of this program's token into ``slot``, unless it is negative.
+
+    ``scale`` is a number, or for an int8 cache a pointer to its scales.
+    """
     rows = tl.arange(0, HEAD_BLOCK)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     num_heads = tl.where(slot >= 0, NUM_HEADS, 0)
     mask = (rows < num_heads) & (columns < DIM)
     token = tl.program_id(0).to(tl.int64)
     tile = tl.load(heads + token * token_stride + rows * head_stride + columns, mask=mask, other=0.0)
-    slot_start = slot.to(tl.int64) * (NUM_HEADS * DIM)
-    tl.store(cache + slot_start + rows * DIM + columns, to_cache(tile, scale, cache.dtype.element_ty), mask=mask)
+    heads_before = slot.to(tl.int64) * NUM_HEADS + rows
+    if tl.int8 == cache.dtype.element_ty:
+        stored, scales = _to_bytes(tile, HEAD_BLOCK, BLOCK)
+        num_scales: tl.constexpr = (DIM + _SCALED_DIMS - 1) // _SCALED_DIMS
+        places = tl.arange(0, scales.shape[1])[None, :]
+        tl.store(scale + heads_before * num_scales + places, scales, mask=(rows < num_heads) & (places < num_scales))
+    else:
+        stored = to_cache(tile, scale, cache.dtype.element_ty)
+    tl.store(cache + heads_before * DIM + columns, stored, mask=mask)
+
+
+@triton.jit
+def _to_bytes(heads, HEAD_BLOCK: tl.constexpr, BLOCK: tl.constexpr):
+    """Return heads ``[HEAD_BLOCK, BLOCK]`` as int8, and the scales of their blocks of 32 dimensions in bfloat16."""
+    width: tl.constexpr = min(_SCALED_DIMS, BLOCK)
+    blocks = tl.reshape(heads.to(tl.float32), [HEAD_BLOCK, BLOCK // width, width])
+    # The sum is NaN if a number is NaN or infinite; a maximum ignores NaN.
+    poison = tl.sum(blocks * 0.0, 2)
+    scales = (tl.div_rn(tl.max(tl.abs(blocks), 2), poison + _INT8_LARGEST)).to(tl.bfloat16)
+    wide = scales.to(tl.float32)
+    is_usable = (wide > 0.0) & (poison == 0.0)
+    steps = tl.floor(tl.div_rn(blocks, tl.where(is_usable, wide, 1.0)[:, :, None]) + 0.5)
+    steps = tl.where(is_usable[:, :, None], steps, 0.0)
+    # The scale may have been rounded down.
+    steps = tl.minimum(tl.maximum(steps, -_INT8_LARGEST), _INT8_LARGEST)
+    return tl.reshape(steps, [HEAD_BLOCK, BLOCK]).to(tl.int8), scales
 
 
 @triton.jit

@@ -148,7 +148,7 @@ class StepRun {
                            step_.state_writes};
       return mix(*layer.mixer, step, rows, width, attn_out_, attn_size);
     }
-    const LayerHeads<T> heads(layer, step_, live_, decoder_.block_size, heads_);
+    const LayerHeads<T> heads(decoder_, layer, step_, live_, heads_);
     if (rows == qkv_) heads.split(qkv_, gates_);
     heads.norm_rotate_and_store();
     heads.attend(attn_out_);

@@ -50,6 +50,7 @@ struct DecoderLayer {
 struct Decoder {
   const DecoderLayer* layers;
   int64_t num_layers, hidden_size, mlp_size, block_size;
+  int64_t caches_bytes;  // keys and values are in bytes, see paged_cache.h
   int64_t norms_stream;  // outputs of input_norm, mlp_norm and final_norm replace the stream
   float token_scale, stream_scale, logit_scale;
   float logit_softcap;  // 0 for none

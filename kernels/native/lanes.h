@@ -190,6 +190,68 @@ inline void store_two(bfloat16* out, const void* from) {
 #endif
 }
 
+// Factors of the elements of a vector of T.
+template <typename T>
+struct Factors {
+  Floats parts[GROUP<T>];
+
+  // All elements of an output's group have its factor, of 16.
+  static Factors of_outputs(const bfloat16* factors) {
+    typedef uint16_t Halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
+    Halves halves;
+    std::memcpy(&halves, factors, sizeof(halves));
+    const Floats all = (Floats)(__builtin_convertvector(halves, Words) << 16);
+    if constexpr (GROUP<T> == 1) {
+      return {all};
+    } else {
+#if defined(__clang__)
+      return {__builtin_shufflevector(all, all, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
+              __builtin_shufflevector(all, all, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15)};
+#else
+      return {__builtin_shuffle(all, Ints{0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7}),
+              __builtin_shuffle(all, Ints{8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15})};
+#endif
+    }
+  }
+
+  // The elements of each output's group have these factors.
+  static Factors in_groups(const bfloat16* factors) {
+    if constexpr (GROUP<T> == 1) {
+      return {splat(to_float(*factors))};
+    } else {
+      typedef uint64_t Pairs __attribute__((vector_size(VECTOR_BYTES)));
+      const float pair[] = {to_float(factors[0]), to_float(factors[1])};
+      uint64_t bits;
+      std::memcpy(&bits, pair, sizeof(bits));
+      const Floats all = (Floats)(bits - Pairs{});
+      return {all, all};
+    }
+  }
+};
+
+// Returns 16 bytes as floats.
+inline Floats floats_of(const int8_t* from) {
+#ifdef __AVX512F__
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+  float floats[LANES];
+#pragma omp simd
+  for (int i = 0; i < LANES; ++i) floats[i] = from[i];
+  return (Floats)load_words(floats);
+#endif
+}
+
+// Writes a vector of products of bytes and their factors, rounded to T.
+inline void widen(const int8_t* from, const Factors<float>& factors, float* to) {
+  const Floats products = floats_of(from) * factors.parts[0];
+  std::memcpy(to, &products, sizeof(products));
+}
+
+inline void widen(const int8_t* from, const Factors<bfloat16>& factors, bfloat16* to) {
+  const Floats products[] = {floats_of(from) * factors.parts[0], floats_of(from + LANES) * factors.parts[1]};
+  store_two(to, products);
+}
+
 // Writes the first num of 16 floats as floats, rounded to T.
 template <typename T>
 inline void store_rounded(float* out, Floats values, int64_t num) {

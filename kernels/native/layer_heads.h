@@ -15,13 +15,14 @@ template <typename T>
 class LayerHeads {
  public:
   // heads: [tokens, heads_size()] of the layer.
-  LayerHeads(const DecoderLayer& layer, const DecoderStep& step, const LiveTokens& live, int64_t block_size, T* heads)
+  LayerHeads(const Decoder& decoder, const DecoderLayer& layer, const DecoderStep& step, const LiveTokens& live,
+             T* heads)
       : layer_(layer),
         step_(step),
         live_(live),
-        cache_{static_cast<T*>(layer.keys),
-               static_cast<T*>(layer.values),
-               {layer.num_kv_heads, layer.head_dim, block_size}},
+        cache_{static_cast<char*>(layer.keys),
+               static_cast<char*>(layer.values),
+               {layer.num_kv_heads, layer.head_dim, decoder.block_size, decoder.caches_bytes != 0}},
         heads_(heads),
         size_(layer.heads_size()) {}
 

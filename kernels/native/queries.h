@@ -6,8 +6,6 @@
 #include "paged_cache.h"
 #include "softmax.h"
 
-constexpr int64_t MAX_HEAD_DIM = 512;
-
 // Queries of one key/value head: consecutive tokens of a request, with all heads of the group. Rows are tokens times
 // heads.
 template <typename T>
@@ -49,8 +47,8 @@ struct Queries {
     }
   }
 
-  const T* key_block(int64_t block) const { return cache->head_data(cache->keys, blocks[block], kv_head); }
-  const T* value_block(int64_t block) const { return cache->head_data(cache->values, blocks[block], kv_head); }
+  const char* key_block(int64_t block) const { return cache->head_data(cache->keys, blocks[block], kv_head); }
+  const char* value_block(int64_t block) const { return cache->head_data(cache->values, blocks[block], kv_head); }
 };
 
 // Positions that a tile of rows sees, and the layout of their scores: a row of scores begins at position start, has

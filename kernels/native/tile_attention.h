@@ -66,21 +66,19 @@ class TileAttention {
   // rest.
   template <int V>
   void score_vectors(int64_t vector, int64_t num_vectors, float* scores) const {
-    const char* keys[V];
+    alignas(64) bfloat16 buffer[DIMS_PER_STEP * LANES];
     for (int v = 0; v < V; ++v) {
-      keys[v] = keys_at(vector + v);
-      if (vector + v + V < num_vectors) prefetch(keys_at(vector + v + V));
+      if (vector + v + V < num_vectors) prefetch(keys_at(vector + v + V, 0, nullptr));
     }
     tiles::zero<0>();
     if constexpr (V == 4) tiles::zero<1>(), tiles::zero<2>(), tiles::zero<3>();
     for (int64_t d = 0; d < dim_; d += DIMS_PER_STEP) {
-      const int64_t offset = d * LANES * sizeof(bfloat16);
       tiles::load<4>(rows_ + d, dim_ * sizeof(bfloat16));
-      tiles::load<6>(keys[0] + offset, VECTOR_BYTES), tiles::add_products_of_pairs<0, 4, 6>();
+      tiles::load<6>(keys_at(vector, d, buffer), VECTOR_BYTES), tiles::add_products_of_pairs<0, 4, 6>();
       if constexpr (V == 4) {
-        tiles::load<6>(keys[1] + offset, VECTOR_BYTES), tiles::add_products_of_pairs<1, 4, 6>();
-        tiles::load<6>(keys[2] + offset, VECTOR_BYTES), tiles::add_products_of_pairs<2, 4, 6>();
-        tiles::load<6>(keys[3] + offset, VECTOR_BYTES), tiles::add_products_of_pairs<3, 4, 6>();
+        tiles::load<6>(keys_at(vector + 1, d, buffer), VECTOR_BYTES), tiles::add_products_of_pairs<1, 4, 6>();
+        tiles::load<6>(keys_at(vector + 2, d, buffer), VECTOR_BYTES), tiles::add_products_of_pairs<2, 4, 6>();
+        tiles::load<6>(keys_at(vector + 3, d, buffer), VECTOR_BYTES), tiles::add_products_of_pairs<3, 4, 6>();
       }
     }
     const int64_t stride = range_.stride * sizeof(float);
@@ -92,10 +90,13 @@ class TileAttention {
     }
   }
 
-  const char* keys_at(int64_t vector) const {
-    const int64_t vectors = queries_.cache->shape.vectors_per_block();
-    const bfloat16* keys = queries_.key_block(range_.first_block + vector / vectors);
-    return reinterpret_cast<const char*>(keys + vector % vectors * LANES * dim_);
+  // Returns the dimensions of a step, from d on, of the keys of a vector; without a buffer, their place in the cache.
+  const char* keys_at(int64_t vector, int64_t d, bfloat16* buffer) const {
+    const LayerCache<bfloat16>& cache = *queries_.cache;
+    const int64_t vectors = cache.shape.vectors_per_block();
+    const char* head = queries_.key_block(range_.first_block + vector / vectors);
+    if (!buffer) return head + vector % vectors * LANES * dim_ * cache.shape.element_bytes(sizeof(bfloat16));
+    return cache.keys_at(head, vector % vectors, d, DIMS_PER_STEP, buffer);
   }
 
   // Returns the index of a vector's first score in its row.
@@ -118,7 +119,7 @@ class TileAttention {
       if (is_whole) {
         if (const int64_t next = token + 4 * TOKENS_PER_TILE; next < range_.end) prefetch(values_at(next, d));
       } else {
-        gather(token, d, gathered, V * VECTOR_BYTES);
+        gather<V>(token, d, gathered);
       }
       tiles::load<5>(weights + token - range_.start, range_.stride * sizeof(bfloat16));
       tiles::load<7>(values, stride), tiles::add_products_of_pairs<0, 5, 7>();
@@ -142,31 +143,33 @@ class TileAttention {
     }
   }
 
-  // Whether the values of 16 tokens are in one block, and all of them have been stored.
+  // Whether the values of 16 tokens are a tile in one block, and all of them have been stored.
   bool are_contiguous(int64_t token) const {
     const int64_t size = queries_.cache->shape.block_size, offset = token % size;
-    return offset + TOKENS_PER_TILE <= size && token + TOKENS_PER_TILE <= range_.end &&
+    return !queries_.cache->shape.is_in_bytes && offset + TOKENS_PER_TILE <= size && token + TOKENS_PER_TILE <= range_.end &&
            token >= range_.first_block * size;
   }
 
-  // Copies num_bytes of each pair of up to 16 tokens, and zeros for tokens out of range, whose values may be infinite
-  // or NaN and would not vanish when multiplied by a weight of zero.
-  void gather(int64_t token, int64_t d, char* to, int64_t num_bytes) const {
-    const int64_t first = range_.first_block * queries_.cache->shape.block_size;
+  // Copies V times 16 dimensions of each pair of up to 16 tokens, and zeros for tokens out of range, whose values may
+  // be infinite or NaN and would not vanish when multiplied by a weight of zero.
+  template <int V>
+  void gather(int64_t token, int64_t d, char* to) const {
+    const CacheShape& shape = queries_.cache->shape;
     for (int64_t pair = 0; pair < PAIRS_PER_TILE; ++pair, to += PASS_BYTES) {
       const int64_t at = token + 2 * pair;
-      if (at < first || at >= range_.end) {
-        std::memset(to, 0, num_bytes);
+      if (at < range_.first_block * shape.block_size || at >= range_.end) {
+        std::memset(to, 0, V * VECTOR_BYTES);
+      } else if (shape.is_in_bytes) {
+        queries_.cache->template widen_values<V>(queries_.value_block(at / shape.block_size), at % shape.block_size, d, to);
       } else {
-        std::memcpy(to, values_at(at, d), num_bytes);
+        std::memcpy(to, values_at(at, d), V * VECTOR_BYTES);
       }
     }
   }
 
   const char* values_at(int64_t token, int64_t d) const {
     const int64_t size = queries_.cache->shape.block_size;
-    const bfloat16* values = queries_.value_block(token / size) + token % size * dim_;
-    return reinterpret_cast<const char*>(values) + d * GROUP_BYTES;
+    return queries_.value_block(token / size) + token % size * dim_ * sizeof(bfloat16) + d * GROUP_BYTES;
   }
 
   static void prefetch(const char* from) {

@@ -2,6 +2,9 @@
 #pragma once
 #include "queries.h"
 
+// Dimensions of keys in bytes that are made numbers at a time, in a near cache.
+constexpr int64_t WIDENED_DIMS = 2 * SCALED_DIMS;
+
 template <typename T>
 struct VectorAttention {
   const Queries<T>& queries;
@@ -38,14 +41,19 @@ struct VectorAttention {
   template <int M, int V>
   void score(const T* rows, const KeyRange& range, int64_t vector, float* scores) const {
     const CacheShape& shape = queries.cache->shape;
-    const int64_t vectors = shape.vectors_per_block();
+    const int64_t vectors = shape.vectors_per_block(), dim = shape.head_dim;
+    const int64_t step = shape.is_in_bytes ? WIDENED_DIMS : dim;
     Floats sums[M][V] = {};
-    const char* columns[V];
-    for (int v = 0; v < V; ++v) {
-      const T* head = queries.key_block(range.first_block + (vector + v) / vectors);
-      columns[v] = reinterpret_cast<const char*>(head + (vector + v) % vectors * LANES * shape.head_dim);
+    T buffers[V][WIDENED_DIMS * LANES];
+    for (int64_t d = 0; d < dim; d += step) {
+      const int64_t num = std::min(step, dim - d);
+      const char* columns[V];
+      for (int v = 0; v < V; ++v) {
+        const char* head = queries.key_block(range.first_block + (vector + v) / vectors);
+        columns[v] = queries.cache->keys_at(head, (vector + v) % vectors, d, num, buffers[v]);
+      }
+      accumulate<M, V>(sums, rows + d, dim, columns, VECTOR_BYTES, num / GROUP<T>);
     }
-    accumulate<M, V>(sums, rows, shape.head_dim, columns, VECTOR_BYTES, shape.head_dim / GROUP<T>);
     for (int v = 0; v < V; ++v) {
       const int64_t block = range.first_block + (vector + v) / vectors;
       const int64_t index = block * shape.block_size + (vector + v) % vectors * LANES - range.start;
@@ -57,15 +65,28 @@ struct VectorAttention {
   template <int M, int V>
   void sum_values(int64_t first_row, const T* weights, const KeyRange& range, const float* totals, int64_t d) const {
     const CacheShape& shape = queries.cache->shape;
+    const int64_t step = shape.is_in_bytes ? LANES : shape.block_size;
     Floats sums[M][V] = {};
+    char buffer[LANES / GROUP<T> * V * VECTOR_BYTES];
     for (int64_t block = range.first_block; block * shape.block_size < range.end; ++block) {
       const int64_t position = block * shape.block_size;
       const int64_t num = std::min(shape.block_size, range.end - position);
-      const char* head = reinterpret_cast<const char*>(queries.value_block(block));
-      const char* columns[V];
-      for (int v = 0; v < V; ++v) columns[v] = head + (d + v * LANES) * GROUP_BYTES;
-      accumulate<M, V>(sums, weights + position - range.start, range.stride, columns, shape.head_dim * GROUP_BYTES,
-                       (num + GROUP<T> - 1) / GROUP<T>);
+      const char* head = queries.value_block(block);
+      for (int64_t token = 0; token < num; token += step) {
+        const int64_t num_groups = (std::min(step, num - token) + GROUP<T> - 1) / GROUP<T>;
+        const char* first = head + d * GROUP_BYTES;
+        if (shape.is_in_bytes) {
+          for (int64_t g = 0; g < num_groups; ++g) {
+            queries.cache->template widen_values<V>(head, token + g * GROUP<T>, d, buffer + g * V * VECTOR_BYTES);
+          }
+          first = buffer;
+        }
+        const char* columns[V];
+        for (int v = 0; v < V; ++v) columns[v] = first + v * VECTOR_BYTES;
+        const int64_t group_stride = shape.is_in_bytes ? V * VECTOR_BYTES : shape.head_dim * GROUP_BYTES;
+        accumulate<M, V>(sums, weights + position + token - range.start, range.stride, columns, group_stride,
+                         num_groups);
+      }
     }
     for (int m = 0; m < M; ++m) {
       T* to = queries.out_row(first_row + m) + d;

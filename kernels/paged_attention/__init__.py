@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import AUTO, NATIVE, REFERENCE, KernelInputError, OnGpu, select
-from ..kv_cache import FP8_DTYPES
+from ..kv_cache import EIGHT_BIT_DTYPES, check_scale
 from . import invariant, native, reference
 from .batch import DeviceRows, MaskRule, PagedBatch, Variant
 
@@ -65,8 +65,8 @@ def paged_attention(
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     mask_rule: MaskRule | None = None,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
+    key_scale: float | Tensor = 1.0,
+    value_scale: float | Tensor = 1.0,
     is_batch_invariant: bool = False,
     backend: str = AUTO,
 ) -> Tensor:
@@ -79,7 +79,8 @@ def paged_attention(
 
     Args:
         query: ``[T, H, D]``, any strides; rows as ``batch`` says.
-        key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``query`` or float8 of either kind; ``KVH`` divides ``H``.
+        key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``query``, float8 of either kind, or int8; ``KVH``
+            divides ``H``.
         value_cache: ``[NB, BS, KVH, DV]``, contiguous, dtype of ``key_cache``.
         batch: the requests of the tokens, and their blocks.
         scale: factor on the scores, usually ``D ** -0.5``.
@@ -89,7 +90,8 @@ def paged_attention(
         alibi_slopes: ``[H]`` float32; ``slope * (key position - query position)`` is added to a score, after the cap.
         mask_rule: replaces causality and ``window``: ``rule(0, 0, query_positions, key_positions)``, two
             broadcastable integer tensors, is True where the query may see the key.
-        key_scale, value_scale: factor on the numbers of a float8 cache.
+        key_scale, value_scale: factor on the numbers of a float8 cache; the scales of an int8 cache, as
+            ``store_kv_cache`` writes them.
         is_batch_invariant: compute a token with the same bits in every batch of ``T`` tokens, whatever the other tokens
             are and however its request is cut into chunks; slower. Kernels have this property for any ``T``, the
             reference only for equal ``T``.
@@ -108,7 +110,9 @@ def paged_attention(
     """
     _check_inputs(query, key_cache, value_cache, batch)
     variant = Variant(scale, window, softcap, sinks, alibi_slopes, mask_rule, key_scale, value_scale)
-    _check_variant(variant, query.shape[1], key_cache.dtype)
+    _check_variant(variant, query.shape[1])
+    check_scale("key_scale", key_scale, key_cache)
+    check_scale("value_scale", value_scale, value_cache)
     implementations = _INVARIANT_IMPLEMENTATIONS if is_batch_invariant else _IMPLEMENTATIONS
     return select(implementations, query.device, query.dtype, backend)(query, key_cache, value_cache, batch, variant)
 
@@ -129,20 +133,18 @@ def _check_inputs(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: 
         )
     if key_cache.shape[1] != batch.block_size:
         raise KernelInputError(f"the cache has blocks of {key_cache.shape[1]} tokens, the batch of {batch.block_size}")
-    if key_cache.dtype not in (query.dtype, *FP8_DTYPES) or value_cache.dtype != key_cache.dtype:
+    if key_cache.dtype not in (query.dtype, *EIGHT_BIT_DTYPES) or value_cache.dtype != key_cache.dtype:
         raise KernelInputError(
-            f"caches must both have the dtype of the query, {query.dtype}, or both one of {FP8_DTYPES}, "
+            f"caches must both have the dtype of the query, {query.dtype}, or both one of {EIGHT_BIT_DTYPES}, "
             f"got {key_cache.dtype} and {value_cache.dtype}"
         )
     if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
         raise KernelInputError("key_cache and value_cache must be contiguous")
 
 
-def _check_variant(variant: Variant, num_heads: int, cache_dtype: torch.dtype) -> None:
+def _check_variant(variant: Variant, num_heads: int) -> None:
     for name, per_head in (("sinks", variant.sinks), ("alibi_slopes", variant.alibi_slopes)):
         if per_head is not None and (per_head.shape != (num_heads,) or not per_head.is_contiguous()):
             raise KernelInputError(f"{name} must be [{num_heads}] and contiguous, got {tuple(per_head.shape)}")
-    if cache_dtype not in FP8_DTYPES and (variant.key_scale, variant.value_scale) != (1.0, 1.0):
-        raise KernelInputError(f"only a float8 cache has scales, got {variant.key_scale} and {variant.value_scale}")
     if variant.window is not None and variant.window < 1:
         raise KernelInputError(f"window must be at least 1, got {variant.window}")

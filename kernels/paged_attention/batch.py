@@ -229,8 +229,20 @@ class Variant:
     sinks: Tensor | None = None
     alibi_slopes: Tensor | None = None
     mask_rule: MaskRule | None = None
-    key_scale: float = 1.0
-    value_scale: float = 1.0
+    key_scale: float | Tensor = 1.0
+    value_scale: float | Tensor = 1.0
+
+    @property
+    def cache_factors(self) -> tuple[float, float]:
+        """Factors on the products with keys, and on the sums of values, of a float8 cache; 1 for another."""
+        key, value = self.key_scale, self.value_scale
+        return 1.0 if isinstance(key, Tensor) else key, 1.0 if isinstance(value, Tensor) else value
+
+    @property
+    def cache_scales(self) -> tuple[Tensor | None, Tensor | None]:
+        """Scales of the keys and values of an int8 cache; None for another."""
+        key, value = self.key_scale, self.value_scale
+        return key if isinstance(key, Tensor) else None, value if isinstance(value, Tensor) else None
 
     @property
     def has_plain_scores(self) -> bool:

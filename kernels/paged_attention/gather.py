@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..kv_cache.reference import dequantize_bytes
 from .batch import MaskRule, PagedBatch
 
 # A decode row joins a group if the longest row is at most twice as long, or if a separate group would save less than
@@ -63,10 +64,15 @@ class PrefillRow:
     key_positions: Tensor
 
 
-def read_cache(cache_rows: Tensor, index: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """Return rows ``index`` of a cache ``[N, ...]`` in ``dtype``; float8 values are multiplied by ``scale``."""
+def read_cache(cache_rows: Tensor, index: Tensor, dtype: torch.dtype, scale: float | Tensor) -> Tensor:
+    """Return rows ``index`` of a cache ``[N, ..., D]`` in ``dtype``; values in eight bits are multiplied by their
+    scale.
+    """
     if cache_rows.dtype == dtype:
         return cache_rows.index_select(0, index)
+    if isinstance(scale, Tensor):
+        scales = scale.view(*cache_rows.shape[:-1], -1).index_select(0, index)
+        return dequantize_bytes(cache_rows.index_select(0, index), scales).to(dtype)
     # Not every device can index float8, so index its bytes.
     quantized = cache_rows.view(torch.uint8).index_select(0, index).view(cache_rows.dtype)
     return (quantized.float() * scale).to(dtype)

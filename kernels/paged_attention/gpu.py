@@ -104,10 +104,12 @@ class _Launch:
         # Some tokens of such a batch may belong to no row.
         new = torch.zeros if batch.has_device_decodes else torch.empty
         self.out = new(num_tokens, self.num_heads, value_dim, dtype=query.dtype, device=query.device)
-        self._query, self._caches, self._batch, self._variant = query, (key_cache, value_cache), batch, variant
+        self._query, self._batch, self._variant = query, batch, variant
+        self._caches = (key_cache, value_cache, *variant.cache_scales)
         self._split_len = split_len
         self._table = batch.block_table if batch.block_table.stride(1) == 1 else batch.block_table.contiguous()
-        factor = variant.scale * variant.key_scale * _LOG2E
+        key_factor, self._value_factor = variant.cache_factors
+        factor = variant.scale * key_factor * _LOG2E
         softcap = variant.softcap
         self._scoring = (factor, 1.0) if softcap is None else (2 * factor / softcap, softcap * _LOG2E)
         self._reach = variant.window or 0
@@ -136,7 +138,7 @@ class _Launch:
             self.out, self._query, *self._caches,
             self._table, batch.device_rows.query_starts, batch.device_rows.seq_lens,
             variant.sinks, variant.alibi_slopes, *self._query.stride(), self._table.stride(0), self._reach,
-            first_row, len(batch.query_lens), *self._scoring, variant.value_scale,
+            first_row, len(batch.query_lens), *self._scoring, self._value_factor,
             SKIPS_DECODES=batch.has_device_decodes and self._split_len == 0,
             **self._options(tile),
         )  # fmt: skip
@@ -158,14 +160,14 @@ class _Launch:
         decode_kernel[(self.num_programs(tile, 1), num_splits, num_rows)](
             self.out, *parts, self._query, *self._caches, self._table, seq_lens,
             variant.sinks, variant.alibi_slopes, *self._query.stride(), self._table.stride(0), self._reach,
-            num_splits, *self._scoring, variant.value_scale,
+            num_splits, *self._scoring, self._value_factor,
             IS_WHOLE=is_whole,
             **options,
         )  # fmt: skip
         if not is_whole:
             shared = ("VALUE_DIM", "BLOCK_N", "BLOCK_DV", "SPLIT_LEN", "HAS_WINDOW", "enable_fp_fusion")
             reduce_kernel[(self.num_heads, num_rows)](
-                self.out, *parts, seq_lens, variant.sinks, self._reach, num_splits, variant.value_scale,
+                self.out, *parts, seq_lens, variant.sinks, self._reach, num_splits, self._value_factor,
                 UNROLL=_REDUCE_UNROLL,
                 num_warps=1,
                 **{name: options[name] for name in shared},

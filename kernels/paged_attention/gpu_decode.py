@@ -14,6 +14,7 @@ from .gpu_tile import (
     initial_softmax_state,
     load_query,
     load_slopes,
+    scales_of_head,
     split_keys,
     store_result,
     tile_rows,
@@ -25,7 +26,8 @@ from .gpu_tile import (
     do_not_specialize_on_alignment=["block_table", "seq_lens"],
 )
 def decode_kernel(
-    out, part_maximum, part_total, part_acc, query, key_cache, value_cache, block_table, seq_lens, sinks, slopes,
+    out, part_maximum, part_total, part_acc, query, key_cache, value_cache, key_scales, value_scales, block_table,
+    seq_lens, sinks, slopes,
     query_stride_token, query_stride_head, query_stride_dim, table_stride, window, num_splits,
     score_scale, cap, value_scale,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
@@ -63,7 +65,13 @@ def decode_kernel(
     maximum, total, acc = attend_keys(
         (query_tile, tl.where(is_row, seq_len - 1, -1), load_slopes(slopes, heads, is_row, BLOCK_M)),
         (maximum, total, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)),
-        (key_cache + kv_head * HEAD_DIM, value_cache + kv_head * VALUE_DIM, block_table + row * table_stride),
+        (
+            key_cache + kv_head * HEAD_DIM,
+            value_cache + kv_head * VALUE_DIM,
+            block_table + row * table_stride,
+            scales_of_head(key_scales, kv_head, HEAD_DIM),
+            scales_of_head(value_scales, kv_head, VALUE_DIM),
+        ),
         (window, score_scale, cap),
         begin, begin, end, first_key, seq_len,
         NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N,

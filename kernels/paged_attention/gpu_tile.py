@@ -18,10 +18,13 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from ..kv_cache.cache_slots import SCALED_DIMS
+
 # The interpreter stores bfloat16 as bit patterns, which its dot would multiply as integers.
 _IS_INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _EMPTY_MAXIMUM = tl.constexpr(-1.0e38)
+_SCALED_DIMS = tl.constexpr(SCALED_DIMS)
 
 
 @triton.jit
@@ -148,14 +151,16 @@ def attend_keys(
     Args:
         rows: ``(query [M, BLOCK_D], positions [M], slopes [M])``; a row at position -1 sees no key.
         softmax: ``(maximum [M], total [M], acc [M, BLOCK_DV])``.
-        cache: ``(keys of the head, its values, the row's block table)``.
+        cache: ``(keys of the head, its values, the row's block table, scales of the keys, scales of the values)``;
+            the scales are None unless the cache is in int8.
         scoring: ``(window, factor on the products, soft cap in units of log2)``.
         HAS_UNMASKED: every row sees every key before ``middle``, so these need no mask. Else ``middle`` is ``begin``,
             and there is one loop over all keys.
     """
     query, positions, slopes = rows
     maximum, total, acc = softmax
-    keys_of_head, values_of_head, table = cache
+    keys_of_head, values_of_head, table, key_scales, value_scales = cache
+    num_kv_heads: tl.constexpr = KEY_STRIDE // HEAD_DIM
     window, score_scale, cap = scoring
     for phase in tl.static_range(0 if HAS_UNMASKED else 1, 2):
         loop_begin = begin if phase == 0 else middle
@@ -167,6 +172,9 @@ def attend_keys(
             slots = (blocks * BLOCK_SIZE + keys % BLOCK_SIZE)[:, None]
             key_tile = _load_tile(keys_of_head + slots * KEY_STRIDE, is_read, HEAD_DIM, query.shape[1])
             value_tile = _load_tile(values_of_head + slots * VALUE_STRIDE, is_read, VALUE_DIM, acc.shape[1])
+            if key_scales is not None:
+                key_tile = _scale_tile(key_tile, key_scales, slots * num_kv_heads, is_read, HEAD_DIM)
+                value_tile = _scale_tile(value_tile, value_scales, slots * num_kv_heads, is_read, VALUE_DIM)
             # Loaded one tile ahead, because the compiler pipelines loads badly if their addresses are loaded in the
             # same iteration.
             blocks = _load_blocks(table, start + BLOCK_N, first_key, stop, BLOCK_SIZE, BLOCK_N)
@@ -184,6 +192,26 @@ def _load_tile(starts, is_read, DIM: tl.constexpr, BLOCK: tl.constexpr):
     """Return keys or values ``[N, BLOCK]`` that begin at ``starts`` ``[N, 1]``; zeros for rows that are not read."""
     dims = tl.arange(0, BLOCK)
     return tl.load(starts + dims[None, :], mask=is_read[:, None] & (dims < DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def scales_of_head(scales, kv_head, DIM: tl.constexpr):
+    """Return a pointer to the scales of a head, of which ``DIM`` dimensions have ``cdiv(DIM, 32)``; None without."""
+    if scales is not None:
+        scales += kv_head * ((DIM + _SCALED_DIMS - 1) // _SCALED_DIMS)
+    return scales
+
+
+@triton.jit
+def _scale_tile(tile, scales, heads, is_read, DIM: tl.constexpr):
+    """Return the numbers ``[N, BLOCK]`` of a tile in bytes, in float32. ``heads`` ``[N, 1]`` are indices of heads."""
+    num_scales: tl.constexpr = (DIM + _SCALED_DIMS - 1) // _SCALED_DIMS
+    width: tl.constexpr = min(_SCALED_DIMS, tile.shape[1])
+    columns = tl.arange(0, tile.shape[1] // width)[None, :]
+    mask = is_read[:, None] & (columns < num_scales)
+    factors = tl.load(scales + heads * num_scales + columns, mask=mask, other=0.0).to(tl.float32)
+    blocks = tl.reshape(tile.to(tl.float32), [tile.shape[0], tile.shape[1] // width, width])
+    return tl.reshape(blocks * factors[:, :, None], [tile.shape[0], tile.shape[1]])
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from .gpu_tile import (
     initial_softmax_state,
     load_query,
     load_slopes,
+    scales_of_head,
     store_result,
     tile_rows,
 )
@@ -70,7 +71,7 @@ def _attend_in_parts(
     do_not_specialize_on_alignment=["block_table", "query_starts", "seq_lens"],
 )
 def varlen_kernel(
-    out, query, key_cache, value_cache, block_table, query_starts, seq_lens, sinks, slopes,
+    out, query, key_cache, value_cache, key_scales, value_scales, block_table, query_starts, seq_lens, sinks, slopes,
     query_stride_token, query_stride_head, query_stride_dim, table_stride, window, first_row, num_rows,
     score_scale, cap, value_scale,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
@@ -104,7 +105,13 @@ def varlen_kernel(
     positions = tl.where(is_row, seq_len - query_len + tokens, -1)
     rows = (query_tile, positions, load_slopes(slopes, heads, is_row, BLOCK_M))
     table = block_table + row.to(tl.int64) * table_stride
-    cache = (key_cache + kv_head * HEAD_DIM, value_cache + kv_head * VALUE_DIM, table)
+    cache = (
+        key_cache + kv_head * HEAD_DIM,
+        value_cache + kv_head * VALUE_DIM,
+        table,
+        scales_of_head(key_scales, kv_head, HEAD_DIM),
+        scales_of_head(value_scales, kv_head, VALUE_DIM),
+    )
     scoring = (window, score_scale, cap)
     maximum, total = initial_softmax_state(sinks, heads, is_row, BLOCK_M)
     softmax = (maximum, total, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32))

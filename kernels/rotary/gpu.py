@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..kv_cache.cache_slots import CacheSlots
-from ..kv_cache.gpu import num_warps_for, store_heads, to_cache, with_plain_rows
+from ..kv_cache.gpu import num_warps_for, store_heads, store_kv_cache, to_cache, with_plain_rows
 
 _MAX_BLOCK = 2048
 
@@ -37,6 +37,11 @@ def rotary_and_store(
     num_tokens, num_all, head_dim = query_key.shape
     num_kv_heads, value_dim = value.shape[1:]
     num_heads = num_all - num_kv_heads
+    if target.key_cache.dtype == torch.int8:
+        # A scale belongs to 32 adjacent dimensions, which may lie on both sides of the pairs that rotate.
+        rotated = apply_rotary(query_key, cos, sin, is_interleaved)
+        store_kv_cache(rotated[:, num_heads:], value, target)
+        return rotated[:, :num_heads]
     query = torch.empty((num_tokens, num_heads, head_dim), dtype=query_key.dtype, device=query_key.device)
     if num_tokens == 0:
         return query
@@ -58,7 +63,7 @@ def rotary_and_store(
         query_key, value, cos.contiguous(), sin.contiguous(), query, target.key_cache, target.value_cache,
         target.slot_mapping.contiguous(),
         query_key.stride(0), query_key.stride(1), value.stride(0), value.stride(1),
-        float(target.key_scale), float(target.value_scale),
+        target.key_scale, target.value_scale,
         **constants,
     )  # fmt: skip
     return query

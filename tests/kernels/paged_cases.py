@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from penstock.kernels.kv_cache import scales_per_head
+from penstock.kernels.kv_cache.reference import dequantize_bytes, quantize_to_bytes
 from penstock.kernels.paged_attention import MaskRule, PagedBatch, paged_attention
 
 
@@ -16,7 +18,8 @@ class Case:
     """Random inputs; every cache slot that no request owns is NaN.
 
     Args:
-        keys, values: of each row ``[S, KVH, D]`` and ``[S, KVH, DV]``, as they are stored.
+        keys, values: of each row ``[S, KVH, D]`` and ``[S, KVH, DV]``, as attention reads them.
+        scales: options of ``paged_attention`` with the scales of an int8 cache.
     """
 
     query: Tensor
@@ -25,10 +28,11 @@ class Case:
     batch: PagedBatch
     keys: list[Tensor]
     values: list[Tensor]
+    scales: dict[str, Any] = field(default_factory=dict)
 
     def attend(self, **options: Any) -> Tensor:
         """``paged_attention`` of all of it."""
-        return paged_attention(self.query, self.key_cache, self.value_cache, self.batch, **options)
+        return paged_attention(self.query, self.key_cache, self.value_cache, self.batch, **self.scales, **options)
 
     def on(self, device: torch.device) -> Case:
         """Return the case with the kernel's arguments on ``device``."""
@@ -37,7 +41,9 @@ class Case:
         ends = None if old.visible_ends is None else old.visible_ends.to(device)
         batch = PagedBatch(table, slots, old.query_lens, old.seq_lens, old.block_size, visible_ends=ends)
         caches = self.key_cache.to(device), self.value_cache.to(device)
-        return replace(self, query=self.query.to(device), key_cache=caches[0], value_cache=caches[1], batch=batch)
+        scales = {name: scales.to(device) for name, scales in self.scales.items()}
+        query = self.query.to(device)
+        return replace(self, query=query, key_cache=caches[0], value_cache=caches[1], batch=batch, scales=scales)
 
 
 def make_case(
@@ -60,23 +66,33 @@ def make_case(
     shuffled = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
     # Entries after a row's last block in the table are never read, so they are ids far outside the cache.
     table = torch.full((len(rows), max(counts) + 1), 10**6)
-    key_cache = torch.full((num_blocks, block_size, num_kv_heads, key_dim), float("nan")).to(cache_dtype)
-    value_cache = torch.full((num_blocks, block_size, num_kv_heads, value_dim), float("nan")).to(cache_dtype)
+    shape = (num_blocks, block_size, num_kv_heads)
+    key_cache, value_cache = (torch.full((*shape, dim), float("nan")).to(cache_dtype) for dim in (key_dim, value_dim))
+    key_scales, value_scales = (
+        torch.full((*shape, scales_per_head(dim)), float("nan"), dtype=torch.bfloat16) for dim in (key_dim, value_dim)
+    )
     keys, values, slots = [], [], []
     for row, (query_len, seq_len) in enumerate(rows):
         blocks = [shuffled.pop() for _ in range(counts[row])]
         table[row, : counts[row]] = torch.tensor(blocks)
         own = torch.tensor([blocks[p // block_size] * block_size + p % block_size for p in range(seq_len)])
-        keys.append(torch.randn(seq_len, num_kv_heads, key_dim, generator=generator).to(cache_dtype))
-        values.append(torch.randn(seq_len, num_kv_heads, value_dim, generator=generator).to(cache_dtype))
-        _write(key_cache, own, keys[-1])
-        _write(value_cache, own, values[-1])
+        for stored, cache, scales in ((keys, key_cache, key_scales), (values, value_cache, value_scales)):
+            heads = torch.randn(seq_len, num_kv_heads, cache.shape[3], generator=generator)
+            if cache_dtype == torch.int8:
+                in_bytes, scales_of_heads = quantize_to_bytes(heads)
+                _write(scales, own, scales_of_heads)
+                _write(cache, own, in_bytes)
+                stored.append(dequantize_bytes(in_bytes, scales_of_heads).to(dtype))
+            else:
+                stored.append(heads.to(cache_dtype))
+                _write(cache, own, stored[-1])
         slots.append(own[-query_len:])
     query_lens, seq_lens = [q for q, _ in rows], [s for _, s in rows]
     # Heads first in memory, as transformers hands the query over.
     query = torch.randn(num_heads, sum(query_lens), key_dim, generator=generator).to(dtype).transpose(0, 1)
     batch = PagedBatch(table, torch.cat(slots), query_lens, seq_lens, block_size)
-    return Case(query, key_cache, value_cache, batch, keys, values)
+    scales = {"key_scale": key_scales, "value_scale": value_scales} if cache_dtype == torch.int8 else {}
+    return Case(query, key_cache, value_cache, batch, keys, values, scales)
 
 
 def _write(cache: Tensor, slots: Tensor, rows: Tensor) -> None:

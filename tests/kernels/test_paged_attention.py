@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,6 +125,24 @@ def test_a_float8_cache(
     assert_close(case.attend(is_batch_invariant=is_batch_invariant, **options), naive(case, **options))
 
 
+@pytest.mark.parametrize("is_batch_invariant", [False, True])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(24, 16), (64, 64), (80, 40)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_int8_cache(
+    *,
+    dtype: torch.dtype,
+    key_dim: int,
+    value_dim: int,
+    softcap: float | None,
+    is_batch_invariant: bool,
+    assert_close: Callable[[Tensor, Tensor], None],
+) -> None:
+    options: dict[str, Any] = {"scale": 0.3, "softcap": softcap}
+    case = make_case(MIXES["mixed"], 4, 2, key_dim, value_dim, dtype, cache_dtype=torch.int8)
+    assert_close(case.attend(is_batch_invariant=is_batch_invariant, **options), naive(case, **options))
+
+
 def test_rows_of_very_different_length_are_grouped(
     assert_close: Callable[[Tensor, Tensor], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +179,8 @@ def test_wrong_inputs_are_named() -> None:
     wrong_options: list[tuple[dict[str, Any], str]] = [
         ({"sinks": torch.zeros(2)}, "sinks must be"),
         ({"alibi_slopes": torch.zeros(4, 1)}, "alibi_slopes must be"),
-        ({"value_scale": 2.0}, "float8"),
+        ({"value_scale": 2.0}, "value_scale must be positive, and 1 for a torch.float32 cache that is not float8"),
+        ({"key_scale": torch.ones(1)}, "key_scale must be positive"),
         ({"window": 0}, "window"),
     ]
     for options, message in wrong_options:
@@ -168,5 +188,14 @@ def test_wrong_inputs_are_named() -> None:
             paged_attention(query, keys, values, batch, scale=1.0, **options)
     with pytest.raises(KernelInputError, match="contiguous"):
         paged_attention(query, keys.transpose(0, 1).contiguous().transpose(0, 1), values, batch, scale=1.0)
+    case = make_case([(1, 5), (2, 9)], 4, 2, 24, 24, torch.float32, cache_dtype=torch.int8)
+    for scale, message in (
+        (1.0, r"key_scale of an int8 cache must be bfloat16 \[\d+, 7, 2, 1\], got 1.0"),
+        (case.scales["key_scale"].float(), "got torch.float32"),
+        (case.scales["key_scale"].expand(-1, -1, -1, 2), r"got torch.bfloat16 \[\d+, 7, 2, 2\]"),
+        (case.scales["key_scale"].transpose(0, 1).contiguous().transpose(0, 1), "contiguous"),
+    ):
+        with pytest.raises(KernelInputError, match=message):
+            replace(case, scales={**case.scales, "key_scale": scale}).attend(scale=1.0)
     with pytest.raises(KernelInputError, match="decode rows must come first"):
         PagedBatch(batch.block_table, batch.slot_mapping, [2, 1], [9, 5], batch.block_size)

@@ -48,6 +48,40 @@ def test_a_cache_of_eight_bits_rounds_to_nearest_and_saturates() -> None:
     assert not key_cache[0, 0].float().any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [8, 40, 64])
+def test_bytes_have_a_scale_for_each_32_dimensions(dim: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(dim)
+    magnitudes = torch.tensor([1e-6, 1.0, 300.0])[:, None, None]
+    heads = (torch.randn(3, 2, dim, generator=generator) * magnitudes).to(dtype)
+    heads[1, 1] = 0.0
+    cache = torch.zeros(2, 4, 2, dim, dtype=torch.int8)
+    scales = poisoned(2, 4, 2, -(-dim // 32), dtype=torch.bfloat16)
+    slots = torch.tensor([6, 1, -1])
+    store_kv_cache(heads, heads, cache, cache.clone(), slots, key_scale=scales, value_scale=scales.clone())
+    assert cache.flatten(0, 1)[[1, 6]].abs().amax() == 127
+    for token, slot in ((0, 6), (1, 1)):
+        block, offset = divmod(slot, 4)
+        for part, scale in zip(range(0, dim, 32), scales[block, offset].float().unbind(-1), strict=True):
+            exact = heads[token, :, part : part + 32].float()
+            stored = cache[block, offset, :, part : part + 32].float() * scale[:, None]
+            # Half a step, and the rounding of the scale for the largest number.
+            limit = exact.abs().amax(-1, keepdim=True) * (0.5 / 127 + 2**-8)
+            assert ((stored - exact).abs() <= limit).all()
+    assert scales[0, 1, 1].eq(0).all()
+    assert scales.flatten(0, 1)[[0, 2, 3, 4, 5, 7]].isnan().all()
+    assert not cache.flatten(0, 1)[[0, 2, 3, 4, 5, 7]].any()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_makes_its_scale_so(wrong: float) -> None:
+    heads = torch.ones(1, 1, 64)
+    heads[0, 0, 40] = wrong
+    cache, scales = torch.zeros(1, 1, 1, 64, dtype=torch.int8), torch.zeros(1, 1, 1, 2, dtype=torch.bfloat16)
+    store_kv_cache(heads, heads, cache, cache, torch.tensor([0]), key_scale=scales, value_scale=scales)
+    assert scales.isfinite().flatten().tolist() == [True, False]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_blocks_are_copied(dtype: torch.dtype) -> None:
     cache = torch.arange(30.0).reshape(5, 2, 1, 3).to(dtype)

@@ -153,14 +153,22 @@ def one_layer(window: int | None, dtype: torch.dtype = BFLOAT16) -> DecoderWeigh
     return DecoderWeights(embeddings, (layer,), norm, weight(50, HIDDEN), HEADS, KV_HEADS, HEAD_DIM)
 
 
-def logits_of(weights: DecoderWeights, block_size: int, cuts: list[int], ends: Tensor | None = None) -> Tensor:
+def logits_of(
+    weights: DecoderWeights,
+    block_size: int,
+    cuts: list[int],
+    ends: Tensor | None = None,
+    cache_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Return the logits of one request with ``cuts[-1]`` tokens, computed in steps that end at each of ``cuts``."""
     decoder = Decoder(weights)
     num_blocks = -(-NUM_POSITIONS // block_size)
     table = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
-    shape, dtype = decoder.cache_shape(num_blocks, block_size), weights.embeddings.dtype
-    # Slots without a stored token never contribute to a result.
-    keys, values = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
+    dtype = weights.embeddings.dtype
+    shape = decoder.cache_shape(num_blocks, block_size, dtype=cache_dtype)
+    # Slots without a stored token never contribute to a result. All bits of a scale make it NaN.
+    poison = -1 if cache_dtype == torch.int8 else torch.nan
+    keys, values = (torch.full(shape, poison, dtype=cache_dtype or dtype) for _ in range(2))
     decoder.use_cache([keys], [values], block_size)
     angles = torch.arange(NUM_POSITIONS)[:, None] / 10 ** torch.arange(HEAD_DIM // 2).div(16)
     cos, sin = (of_angles(angles).repeat(1, 2).to(dtype).float() for of_angles in (torch.cos, torch.sin))
@@ -184,14 +192,17 @@ def logits_of(weights: DecoderWeights, block_size: int, cuts: list[int], ends: T
 
 
 @pytest.mark.parametrize("window", [None, 37])
-def test_attention_has_the_same_bits_however_a_request_is_cut_and_in_blocks_of_any_size(window: int | None) -> None:
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+def test_attention_has_the_same_bits_however_a_request_is_cut_and_in_blocks_of_any_size(
+    window: int | None, cache_dtype: torch.dtype | None
+) -> None:
     load_emulation()
     weights = one_layer(window)
-    whole = logits_of(weights, 16, [150])
+    whole = logits_of(weights, 16, [150], cache_dtype=cache_dtype)
     assert not whole.isnan().any()
     native.set_num_threads(2)
     for block_size, cuts in ((6, [40, 41, 150]), (48, [1, 97, 98, 150]), (16, [16, 31, 149, 150])):
-        assert torch.equal(logits_of(weights, block_size, cuts), whole)
+        assert torch.equal(logits_of(weights, block_size, cuts, cache_dtype=cache_dtype), whole)
 
 
 @pytest.mark.parametrize("window", [None, 37])
@@ -217,11 +228,22 @@ def test_attention_is_that_of_float32(window: int | None) -> None:
     assert (ours - expected).norm() < 0.02 * expected.norm()
 
 
-def test_emulation_and_instructions_agree_on_attention() -> None:
-    load_instructions()
-    by_instructions = logits_of(one_layer(37), 16, [60, 150, 151])
+@pytest.mark.parametrize("window", [None, 37])
+def test_a_cache_in_bytes_is_read_alike_on_tiles_and_vectors(window: int | None) -> None:
     load_emulation()
-    assert torch.equal(logits_of(one_layer(37), 16, [60, 150, 151]), by_instructions)
+    on_tiles = logits_of(one_layer(window), 16, [150], cache_dtype=torch.int8)
+    assert native.load() is None
+    on_vectors, exact = (logits_of(one_layer(window), 16, [150], cache_dtype=kind) for kind in (torch.int8, None))
+    assert 0 < (on_tiles - exact).norm() < 0.02 * exact.norm()
+    assert (on_tiles - on_vectors).norm() < 0.01 * exact.norm()
+
+
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+def test_emulation_and_instructions_agree_on_attention(cache_dtype: torch.dtype | None) -> None:
+    load_instructions()
+    by_instructions = logits_of(one_layer(37), 16, [60, 150, 151], cache_dtype=cache_dtype)
+    load_emulation()
+    assert torch.equal(logits_of(one_layer(37), 16, [60, 150, 151], cache_dtype=cache_dtype), by_instructions)
 
 
 _LOAD = "import ctypes, os, sys; library = ctypes.CDLL(sys.argv[1])"

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "decoder.h"
@@ -181,7 +182,9 @@ struct SmallDecoder {
   std::vector<char> caches[2 * LAYERS];
   DecoderLayer layers[LAYERS];
 
-  explicit SmallDecoder(Kind kind)
+  const bool caches_bytes;
+
+  explicit SmallDecoder(Kind kind, bool caches_bytes)
       : qkv((HEADS + 2 * KV_HEADS) * DIM, HIDDEN, kind, 1),
         output(HIDDEN, HEADS * DIM, kind, 2),
         gate_up(2 * MLP, HIDDEN, kind, 3),
@@ -195,7 +198,8 @@ struct SmallDecoder {
         wide(HIDDEN, 1.1f),
         sinks(random_numbers<float>(HEADS, 9)),
         cos(random_numbers<float>(TOKENS * DIM, 7)),
-        sin(random_numbers<float>(TOKENS * DIM, 8)) {
+        sin(random_numbers<float>(TOKENS * DIM, 8)),
+        caches_bytes(caches_bytes) {
     for (auto& cache : caches) cache.resize(BLOCKS * KV_HEADS * 16 * DIM * sizeof(T));
     const Norm narrow{ones.data(), nullptr, NormKind::RMS, 1e-5f}, none{};
     for (int64_t i = 0; i < LAYERS; ++i) {
@@ -226,7 +230,7 @@ struct SmallDecoder {
     for (int64_t i = 0; i < BLOCKS; ++i) table.push_back(i);
     const int64_t num = end - start, last = num - 1;
     std::vector<float> logits(VOCAB);
-    const Decoder decoder{layers, LAYERS, HIDDEN, MLP, BLOCK, 0, 2, 1, 0.5f, 3, embeddings.data(),
+    const Decoder decoder{layers, LAYERS, HIDDEN, MLP, BLOCK, caches_bytes, 0, 2, 1, 0.5f, 3, embeddings.data(),
                           {ones.data(), nullptr, NormKind::RMS, 1e-5f}, lm_head.linear, nullptr};
     const Angles angles{cos.data(), sin.data(), DIM};
     const DecoderStep step{num, 1, 1, ids.data(), positions.data(), positions.data(), nullptr, &angles,
@@ -238,9 +242,12 @@ struct SmallDecoder {
 
 template <typename T>
 void try_decoder() {
-  for (const Kind kind : {Kind::PLAIN, Kind::BYTES, Kind::NIBBLES}) {
-    SmallDecoder<T> decoder(kind);
-    const std::string name = std::string("decoder-") + KIND_NAMES[static_cast<int>(kind)];
+  const std::pair<Kind, bool> cases[] = {
+      {Kind::PLAIN, false}, {Kind::BYTES, false}, {Kind::NIBBLES, false}, {Kind::PLAIN, true}};
+  for (const auto& [kind, caches_bytes] : cases) {
+    SmallDecoder<T> decoder(kind, caches_bytes);
+    const std::string name =
+        std::string("decoder-") + KIND_NAMES[static_cast<int>(kind)] + (caches_bytes ? "-cache-bytes" : "");
     const std::vector<float> whole = decoder.run(0, decoder.TOKENS);
     print<T>("near", name, whole);
     set_num_threads(2);

@@ -98,6 +98,6 @@ def check_attention(
         return
     if device != "cpu" or not native_kernels:
         raise ConfigurationError("attention_backend 'native' needs device 'cpu' and native kernels")
-    if deterministic or kv_cache_dtype != "auto":
+    if deterministic or kv_cache_dtype not in ("auto", "int8"):
         option = "--deterministic" if deterministic else f"kv_cache_dtype {kv_cache_dtype!r}"
         raise ConfigurationError(f"attention_backend 'native' cannot do {option}; use 'auto' or 'reference'")

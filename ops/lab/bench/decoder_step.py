@@ -1,9 +1,9 @@
 """``python -m penstock.ops.lab.bench.decoder_step``: measures the decoder's step alone, of several kinds in turn.
 
-``--quantization``, ``--adapters``, ``--threads``, ``--tiles`` and ``--huge-pages`` accept several values with commas.
-All combinations are measured, each in its own process, in turns of ``--turn-s`` seconds, so that a drift of the
-machine's speed affects all. Per round, the ratio of the least time of a turn to that of the first kind is computed;
-the output is the median over rounds.
+``--quantization``, ``--kv-cache-dtype``, ``--adapters``, ``--threads``, ``--tiles`` and ``--huge-pages`` accept several
+values with commas. All combinations are measured, each in its own process, in turns of ``--turn-s`` seconds, so that a
+drift of the machine's speed affects all. Per round, the ratio of the least time of a turn to that of the first kind is
+computed; the output is the median over rounds.
 
 On a machine with other load, only the CPU time of one thread is reliable.
 """
@@ -27,7 +27,9 @@ from ....shared.process.processor import this_processor
 
 _CHILD = "penstock.ops.lab.kernels.decoder_step"
 _SHAPES = "penstock.ops.lab.random_model"
-_VARIED = ("quantization", "adapters", "threads", "tiles", "huge-pages")
+_VARIED = ("quantization", "kv-cache-dtype", "adapters", "threads", "tiles", "huge-pages")
+# Left out, because another environment's program may not know them.
+_DEFAULTS = (("--adapters", "0"), ("--kv-cache-dtype", "auto"))
 _MS = 1e3
 
 
@@ -71,6 +73,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, help="config.json of a Llama-like model, in place of a shape")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quantization", default="none", help="of none, int8, int4")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of auto, int8")
     parser.add_argument("--adapters", default="0", help="low-rank adapters that the requests share among them")
     parser.add_argument("--rank", type=int, default=16, help="of each adapter")
     parser.add_argument("--requests", type=int, default=1)
@@ -108,8 +111,7 @@ def _kinds(arguments: argparse.Namespace, config: Path) -> list[Kind]:
     kinds: list[Kind] = []
     for chosen in itertools.product(*values):
         pairs = zip((f"--{name}" for name in _VARIED), chosen, strict=True)
-        # Another environment's may know nothing of adapters.
-        options = [*common, *itertools.chain(*(pair for pair in pairs if pair != ("--adapters", "0")))]
+        options = [*common, *itertools.chain(*(pair for pair in pairs if pair not in _DEFAULTS))]
         named = [f"{name} {value}" for name, value, several in zip(_VARIED, chosen, values, strict=True) if several[1:]]
         name = ", ".join(named) or "this"
         if arguments.against:

@@ -132,8 +132,10 @@ def make_adapters(sizes: Sizes, dtype: torch.dtype, num_adapters: int, rank: int
 
 def make_caches(decoder: Decoder, sizes: Sizes, dtype: torch.dtype, batch: DecoderBatch) -> tuple[list[Tensor], ...]:
     """Return keys and values of each layer, small enough that the softmax stays finite."""
-    shape = decoder.cache_shape(int(batch.block_table.max()) + 1, BLOCK_SIZE)
-    return tuple([torch.full(shape, 0.01, dtype=dtype) for _ in range(sizes.layers)] for _ in range(2))
+    shape = decoder.cache_shape(int(batch.block_table.max()) + 1, BLOCK_SIZE, dtype=dtype)
+    # Two such bytes are also a small scale.
+    number = 0x3C if dtype == torch.int8 else 0.01
+    return tuple([torch.full(shape, number, dtype=dtype) for _ in range(sizes.layers)] for _ in range(2))
 
 
 def measure(decoder: Decoder, batch: DecoderBatch, seconds: float) -> dict[str, list[float]]:
@@ -154,6 +156,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="config.json of a Llama-like model")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quantization", choices=sorted(_PACK), default="none")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "int8"), default="auto")
     parser.add_argument("--requests", type=int, default=1)
     parser.add_argument("--query-len", type=int, default=1, help="tokens of each request in the step")
     parser.add_argument("--seq-len", type=int, default=256, help="tokens of each request, including those of the step")
@@ -172,7 +175,8 @@ def main() -> int:
     weights = make_weights(sizes, dtype, arguments.quantization, Arena() if arguments.huge_pages == "on" else None)
     decoder = Decoder(weights)
     batch = make_batch(sizes, dtype, arguments.requests, arguments.query_len, arguments.seq_len)
-    keys, values = make_caches(decoder, sizes, dtype, batch)
+    cache_dtype = torch.int8 if arguments.kv_cache_dtype == "int8" else dtype
+    keys, values = make_caches(decoder, sizes, cache_dtype, batch)
     decoder.use_cache(keys, values, BLOCK_SIZE)
     adapters: list[PackedLora] = []
     if arguments.adapters:

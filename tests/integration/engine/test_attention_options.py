@@ -52,19 +52,25 @@ def share_of_right_answers(engine: Engine) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kv_cache_dtype", "options", "name", "least"),
+    ("kv_cache_dtype", "options", "name", "least", "times"),
     [
-        ("fp8", {}, "fp8_e4m3", 0.95),
-        ("fp8_e5m2", {}, "fp8_e5m2", 0.85),
-        ("fp8_e4m3", {"deterministic": True}, "fp8_e4m3", 0.95),
+        ("int8", {}, "int8", 0.95, 128 / 34),
+        ("int8", {"deterministic": True}, "int8", 0.95, 128 / 34),
+        ("int8", {"native_kernels": False}, "int8", 0.95, 128 / 34),
+        ("fp8", {}, "fp8_e4m3", 0.95, 4),
+        ("fp8_e5m2", {}, "fp8_e5m2", 0.85, 4),
+        ("fp8_e4m3", {"deterministic": True}, "fp8_e4m3", 0.95, 4),
     ],
 )
 def test_the_demo_model_still_answers_right_with_a_quarter_of_the_cache(
-    kv_cache_dtype: str, options: dict[str, Any], name: str, least: float
+    kv_cache_dtype: str, options: dict[str, Any], name: str, least: float, times: float
 ) -> None:
+    """32 dimensions have 128 bytes in float32, 32 in float8, and 34 in int8 with their scale."""
     plain = demo_engine(max_num_seqs=1000).ready
     engine = demo_engine(max_num_seqs=1000, kv_cache_dtype=kv_cache_dtype, **options)
-    assert engine.ready.kv_cache_size_tokens == 4 * plain.kv_cache_size_tokens, "float32 is four times as wide"
+    assert engine.ready.kv_cache_size_tokens == pytest.approx(times * plain.kv_cache_size_tokens, abs=16)
+    cached = sum(cache.nbytes for cache in engine.runner._model.forward.caches)
+    assert 0.99 * KV_CACHE_BYTES < cached <= KV_CACHE_BYTES
     assert (engine.ready.kv_cache_dtype, plain.kv_cache_dtype) == (name, "float32")
     assert share_of_right_answers(engine) >= least
 
@@ -72,8 +78,9 @@ def test_the_demo_model_still_answers_right_with_a_quarter_of_the_cache(
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
 def test_the_requested_attention_backend_is_used() -> None:
     assert demo_engine().ready.attention_backend == "native"
-    native = load_model(EngineConfig(model=str(DEMO_MODEL), attention_backend="native"), DEMO_MODEL)
-    assert isinstance(native.forward, NativeForward)
+    for kv_cache_dtype in ("auto", "int8"):
+        config = EngineConfig(model=str(DEMO_MODEL), attention_backend="native", kv_cache_dtype=kv_cache_dtype)
+        assert isinstance(load_model(config, DEMO_MODEL).forward, NativeForward)
     reference = demo_engine(attention_backend="reference")
     assert reference.ready.attention_backend == "reference"
     assert share_of_right_answers(reference) >= 0.95
@@ -99,7 +106,7 @@ def test_a_backend_that_lacks_the_models_heads_is_refused(tmp_path: Path) -> Non
         ({"attention_backend": "native", "native_kernels": False}, "needs device 'cpu' and native kernels"),
         ({"attention_backend": "native", "deterministic": True}, "'native' cannot do --deterministic"),
         ({"attention_backend": "native", "kv_cache_dtype": "fp8"}, "'native' cannot do kv_cache_dtype 'fp8'"),
-        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be one of auto, fp8, fp8_e4m3, fp8_e5m2, got 'int4'"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be one of auto, int8, fp8, fp8_e4m3, fp8_e5m2, got 'int4'"),
     ],
 )
 def test_impossible_options_are_refused_before_loading(options: dict[str, Any], message: str) -> None:
@@ -147,8 +154,9 @@ def test_scales_make_small_and_large_numbers_fit(tmp_path: Path, model_folder: C
             layer.self_attn.q_proj.weight *= 1e-3
     module.save_pretrained(tmp_path)
     shutil.copy(model_folder("llama") / "tokenizer.json", tmp_path)
-    config = EngineConfig(model=str(tmp_path), kv_cache_dtype="fp8")
-    assert load_model(config, tmp_path).attention_backend == "reference"
+    for kv_cache_dtype, backend in (("fp8", "reference"), ("int8", "native" if HAS_COMPILER else "reference")):
+        config = EngineConfig(model=str(tmp_path), kv_cache_dtype=kv_cache_dtype)
+        assert load_model(config, tmp_path).attention_backend == backend
 
 
 def test_an_eight_bit_cache_is_refused_for_a_model_with_foreign_attention(model_folder: Callable[[str], Path]) -> None:

@@ -103,12 +103,13 @@ def test_all_formats_of_the_demo_model(text_file: Path, capsys: pytest.CaptureFi
         ("bfloat16", "bfloat16"),
         ("int8", "bfloat16"),
         ("int4", "bfloat16"),
+        ("bfloat16", "int8"),
         ("bfloat16", "fp8_e4m3"),
     ]
-    reference, bfloat16, int8, int4, fp8_cache = (result.kl for result in quality.formats)
-    assert None not in (reference, bfloat16, int8, int4, fp8_cache)
+    reference, bfloat16, int8, int4, int8_cache, fp8_cache = (result.kl for result in quality.formats)
+    assert None not in (reference, bfloat16, int8, int4, int8_cache, fp8_cache)
     assert reference == 0 < bfloat16 < int8 < int4  # type: ignore[operator]
-    assert bfloat16 < fp8_cache  # type: ignore[operator]
+    assert bfloat16 < int8_cache < fp8_cache  # type: ignore[operator]
     assert quality.num_windows == -(-quality.num_tokens // 511)
 
 
@@ -151,11 +152,12 @@ def test_a_format_that_the_model_refuses_is_a_line_of_the_table(
 ) -> None:
     assert main([str(mamba_folder), "--text", str(text_file), "--threads", "1"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows[3:7]] == ["bfloat16", "int8", "int4", "bfloat16"]
-    assert rows[6][1:] == ["fp8_e4m3", "-", "-", "-"]
-    assert " ".join(rows[7]).startswith(
-        "bfloat16, KV cache fp8_e4m3: kv_cache_dtype 'fp8_e4m3' needs a model that attends"
-    )
+    assert [row[0] for row in rows[3:8]] == ["bfloat16", "int8", "int4", "bfloat16", "bfloat16"]
+    for row, note, name in zip(rows[6:8], rows[8:10], ("int8", "fp8_e4m3"), strict=True):
+        assert row[1:] == [name, "-", "-", "-"]
+        assert " ".join(note).startswith(
+            f"bfloat16, KV cache {name}: kv_cache_dtype {name!r} needs a model that attends"
+        )
 
 
 def test_a_format_that_was_requested_and_is_refused_is_a_sentence(

@@ -135,7 +135,8 @@ def allocate(
     """Caches in which what no token was stored in is NaN."""
     forward.allocate(num_blocks, BLOCK_SIZE, num_slots, device)
     for cache in forward.caches:
-        cache.fill_(float("nan"))
+        # All bits of a scale make it NaN.
+        cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))
 
 
 def steps(device: torch.device, works: Sequence[Sequence[tuple[int, int]]] = SHORT) -> list[ModelInput]:
@@ -193,7 +194,8 @@ def test_each_group_of_layers_has_its_table_in_the_buffers(device: torch.device,
     allocate(lean, device, 2)
     forward.allocate_pages(layout, null_block + 1, BLOCK_SIZE, 2, device)
     for cache in forward.caches:
-        cache.fill_(float("nan"))
+        # All bits of a scale make it NaN.
+        cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))
     works = (((0, 9), (1, 2)), ((0, 1), (1, 1)), ((0, 1),))
     grouped = [in_groups(step, layout, null_block) for step in steps(device, works)]
     assert_equal([forward.run(step) for step in grouped], run(lean, device, works))
@@ -259,7 +261,8 @@ def test_weights_that_have_moved_are_captured_anew(device: torch.device, recordi
         data.fill_(float("nan"))
     num_captured = recording.num_captured
     for cache in forward.caches:
-        cache.fill_(float("nan"))
+        # All bits of a scale make it NaN.
+        cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))
     assert_equal(run(forward, device), expected)
     assert recording.num_captured == 2 * num_captured
 
@@ -312,16 +315,22 @@ def test_embeddings_and_batches_beyond_the_largest_go_one_by_one(device: torch.d
     assert recording.num_replayed == num_replayed
 
 
+@pytest.mark.parametrize(
+    ("name", "dtypes"), [("fp8_e4m3", {torch.float8_e4m3fn}), ("int8", {torch.int8, torch.bfloat16})]
+)
 @torch.inference_mode()
-def test_caches_of_eight_bits(device: torch.device, recording: Recording) -> None:
+def test_caches_of_eight_bits(name: str, dtypes: set[torch.dtype], device: torch.device, recording: Recording) -> None:
     plain, lean, other = (smallest_forward(device) for _ in range(3))
     for one in (lean, other):
-        use_eight_bit_cache(one, "fp8_e4m3", 97, 64)
+        use_eight_bit_cache(one, name, 97, 64)
     forward = CapturedForward(other, TOKEN_BUDGET, recording)
     for one in (plain, lean, forward):
         allocate(one, device)
-    assert {cache.dtype for cache in forward.caches} == {torch.float8_e4m3fn}
-    assert 4 * forward.bytes_per_token == plain.bytes_per_token
+    assert {cache.dtype for cache in forward.caches} == dtypes
+    assert (
+        sum(cache.nbytes for cache in forward.caches) == forward.bytes_per_token * forward.caches[0][:, :, 0, 0].numel()
+    )
+    assert forward.bytes_per_token < 0.4 * plain.bytes_per_token
     found = run(forward, device)
     assert_equal(found, run(lean, device))
     for ours, theirs in zip(found, run(plain, device), strict=True):

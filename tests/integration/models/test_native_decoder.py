@@ -20,6 +20,7 @@ from penstock.worker.models.forward import ModelInput
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.layers.feed_forward import OwnMlp
 from penstock.worker.models.lean.native import NativeForward, make_native
+from penstock.worker.models.loading.preparing import use_eight_bit_cache
 from penstock.worker.models.modes.packed import PackedForward
 from penstock.worker.models.placing.packed_linear import pack_linear_layers
 
@@ -53,8 +54,13 @@ def compiled() -> Iterator[None]:
         native.set_num_threads(1)
 
 
-def native_forward(variant: str, dtype: torch.dtype, quantization: str | None = None, **changed: Any) -> NativeForward:
+def native_forward(
+    variant: str, dtype: torch.dtype, quantization: str | None = None, *, in_bytes: bool = False, **changed: Any
+) -> NativeForward:
+    """Return the forward of a variant; ``in_bytes`` says whether its cache is in int8."""
     lean = LeanForward(make_model(variant, dtype, **changed), SETTINGS)
+    if in_bytes:
+        use_eight_bit_cache(lean, "int8", 97, 64)
     pack_linear_layers(lean.network, quantization)
     forward = make_native(lean, BLOCK_SIZE)
     assert isinstance(forward, NativeForward)
@@ -84,6 +90,24 @@ def _check_logits(variant: str, dtype: torch.dtype, **changed: Any) -> None:
         torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-4)
     # Of two ways in bfloat16 ours may be the better one; it is not to be much worse.
     assert (ours - truth).norm() <= 2 * (other - truth).norm() + 1e-5 * truth.norm()
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "wide heads"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_a_cache_in_bytes_is_that_of_the_general_way(variant: str, dtype: torch.dtype) -> None:
+    """Both round the same numbers. In float32, few fall on the other side of half a step because of their last bits."""
+    changed: dict[str, Any] = ALL_EXPERTS if variant in MIXTURES else {}
+    if variant == "wide heads":
+        variant, changed = "llama, with biases, wide heads and scaled rope", {"head_dim": 512}
+    packed, plain = (PackedForward(make_model(variant, dtype, **changed), SETTINGS) for _ in range(2))
+    use_eight_bit_cache(packed, "int8", 97, 64)
+    native = native_forward(variant, dtype, in_bytes=True, **changed)
+    ours, theirs, exact = (torch.cat(logits_of(forward)).float() for forward in (native, packed, plain))
+    rounding = (theirs - exact).norm()
+    assert 0 < (ours - exact).norm() <= 2 * rounding < 0.5 * exact.norm()
+    if dtype is torch.float32:
+        assert (ours - theirs).norm() < 0.3 * rounding
 
 
 def test_experts_without_the_library_are_the_models_own() -> None:
@@ -116,15 +140,19 @@ def test_a_block_of_an_odd_number_of_tokens_goes_the_longer_way() -> None:
 
 def poison(forward: NativeForward) -> None:
     for cache in forward.caches:
-        cache.fill_(float("nan"))
+        # All bits of a scale make it NaN.
+        cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))
 
 
 @pytest.mark.parametrize("variant", ["llama", "mistral, with a window", "gemma4"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [4, 6, 16, 48])
+@pytest.mark.parametrize("in_bytes", [False, True])
 @torch.inference_mode()
-def test_unwritten_cache_slots_never_affect_results(variant: str, dtype: torch.dtype, block_size: int) -> None:
-    forward = native_forward(variant, dtype)
+def test_unwritten_cache_slots_never_affect_results(
+    *, variant: str, dtype: torch.dtype, block_size: int, in_bytes: bool
+) -> None:
+    forward = native_forward(variant, dtype, in_bytes=in_bytes)
     expected = logits_of(forward, block_size)
     assert all(map(torch.equal, expected, logits_of(forward, 8))), "the size of blocks shows in the bits"
     forward.allocate(NUM_BLOCKS, block_size, 3, torch.device("cpu"))
@@ -164,7 +192,7 @@ def alone(step: ModelInput, request: int, start: int, end: int) -> ModelInput:
 def test_a_token_has_the_same_bits_in_any_company(
     variant: str, quantization: str | None, dtype: torch.dtype, num_threads: int
 ) -> None:
-    forward = native_forward(variant, dtype, quantization)
+    forward = native_forward(variant, dtype, quantization, in_bytes=quantization == "int4")
     forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
     together = [forward.run(replace(step, logit_rows=torch.arange(len(step.token_ids)))) for step in steps()]
     native.set_num_threads(num_threads)

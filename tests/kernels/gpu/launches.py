@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from penstock.kernels.gated_activation import gpu as gated_activation
-from penstock.kernels.kv_cache import CacheSlots
+from penstock.kernels.kv_cache import CacheSlots, scales_per_head
 from penstock.kernels.kv_cache import gpu as kv_cache
 from penstock.kernels.lora import gpu as lora
 from penstock.kernels.moe import gpu as moe
@@ -36,6 +37,7 @@ ATTENTION_SHAPES: list[tuple[torch.dtype, int, int, int, int, torch.dtype, dict[
     (BF16, 32, 8, 128, 128, BF16, {}),
     (BF16, 32, 8, 128, 128, FLOAT8, {}),
     (BF16, 32, 8, 128, 128, torch.float8_e5m2, {}),
+    (BF16, 32, 8, 128, 128, torch.int8, {}),
     (BF16, 32, 32, 80, 80, BF16, {"window": 4096}),
     (BF16, 8, 4, 256, 256, BF16, {"softcap": 50.0}),
     (BF16, 128, 1, 576, 512, BF16, {}),
@@ -77,12 +79,22 @@ def _head_launches(dtype: torch.dtype, head_dim: int, rotary_dim: int) -> Iterat
     angles = torch.zeros(3, rotary_dim, dtype=dtype)
     yield lambda: rotary.apply_rotary(query_key, angles, angles)
     yield lambda: rotary.apply_rotary(query_key, angles, angles, is_interleaved=True)
-    for cache_dtype in (dtype, FLOAT8, torch.float8_e5m2):
+    for cache_dtype in (dtype, FLOAT8, torch.float8_e5m2, torch.int8):
         cache = torch.zeros(4, 16, 8, head_dim, dtype=cache_dtype)
+        scales = _scales_of({"key_scale": cache, "value_scale": cache})
         for slot_dtype in (torch.int32, torch.int64):
-            into = CacheSlots(cache, cache, torch.zeros(3, dtype=slot_dtype))
+            into = CacheSlots(cache, cache, torch.zeros(3, dtype=slot_dtype), **scales)
             yield lambda into=into: kv_cache.store_kv_cache(value, value, into)
             yield lambda into=into: rotary.rotary_and_store(query_key, value, angles, angles, into)
+
+
+def _scales_of(caches: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the scales of caches if they are in int8."""
+    return {
+        name: torch.zeros(*cache.shape[:3], scales_per_head(cache.shape[3]), dtype=BF16)
+        for name, cache in caches.items()
+        if cache.dtype == torch.int8
+    }
 
 
 def attention_launches(num_shapes: int) -> Iterator[Launch]:
@@ -93,7 +105,7 @@ def attention_launches(num_shapes: int) -> Iterator[Launch]:
         table = torch.zeros(2, 512, dtype=torch.int32)
         batch = PagedBatch(table, torch.zeros(0), [1, 500], [8192, 8000], 16)
         inputs = (torch.zeros(501, num_heads, key_dim, dtype=dtype), key_cache, value_cache, batch)
-        variant = Variant(0.1, **options)
+        variant = Variant(0.1, **options, **_scales_of({"key_scale": key_cache, "value_scale": value_cache}))
         yield partial(paged_attention.paged_attention, *inputs, variant)
         yield partial(paged_attention.invariant_paged_attention, *inputs, variant)
 

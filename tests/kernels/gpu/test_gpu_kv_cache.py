@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.kv_cache import CacheSlots, gpu, reference
+from penstock.kernels.kv_cache import CacheSlots, gpu, reference, scales_per_head
 
 from .sizes import many
 
@@ -56,6 +56,31 @@ def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
     reference.store_kv_cache(key, value, CacheSlots(expected[0], expected[1], slots, *scales))
     for ours, theirs in zip(result, expected, strict=True):
         assert torch.equal(bytes_of(ours), bytes_of(theirs))
+
+
+def empty_bytes(num_heads: int, dims: tuple[int, int], device: torch.device) -> list[Tensor]:
+    """Return keys and values in int8, and their scales, poisoned."""
+    shape = NUM_BLOCKS, BLOCK_SIZE, num_heads
+    scales = [poisoned(*shape, scales_per_head(dim), dtype=torch.bfloat16, device=device) for dim in dims]
+    return [*(torch.full((*shape, dim), 77, dtype=torch.int8, device=device) for dim in dims), *scales]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", [(8, 6), (80, 64)])
+def test_bytes_and_scales_are_those_of_the_reference(
+    dims: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    key, value = (random(9, 3, dim, dtype=dtype, device=device) for dim in dims)
+    key[1, 1] = 0.0
+    slots = make_slots(9, torch.int64, device)
+    result, expected = (empty_bytes(3, dims, device) for _ in range(2))
+    for store, caches in ((gpu.store_kv_cache, result), (reference.store_kv_cache, expected)):
+        store(key, value, CacheSlots(caches[0], caches[1], slots, caches[2], caches[3]))
+    for ours, theirs in zip(result, expected, strict=True):
+        assert torch.equal(bytes_of(ours), bytes_of(theirs))
+    key[0, 0, 3] = float("nan")
+    gpu.store_kv_cache(key, value, CacheSlots(result[0], result[1], slots, result[2], result[3]))
+    assert result[2].flatten(0, 1)[slots[0], 0, 0].isnan()
 
 
 @pytest.mark.parametrize(("kind", "largest"), [(FP8, 448), (E5M2, 57344)])

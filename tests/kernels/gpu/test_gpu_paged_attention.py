@@ -44,7 +44,9 @@ def attend(kernel: str, case: Case, device: torch.device, **options: Any) -> Ten
     moved: dict[str, Any] = {
         name: value.to(device) if isinstance(value, Tensor) else value for name, value in options.items()
     }
-    out = KERNELS[kernel](there.query, there.key_cache, there.value_cache, there.batch, Variant(**moved))
+    out = KERNELS[kernel](
+        there.query, there.key_cache, there.value_cache, there.batch, Variant(**moved, **there.scales)
+    )
     return out.cpu()
 
 
@@ -122,6 +124,17 @@ def test_a_float8_cache(
 ) -> None:
     options: dict[str, Any] = {"scale": 0.3, "softcap": 6.0, "key_scale": 0.7, "value_scale": 1.5}
     case = make_case(MIXED, 4, 2, 32, 16, dtype, block_size=16, cache_dtype=cache_dtype)
+    assert_close(attend(kernel, case, device, **options), naive(case, **options))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(32, 16), (80, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_int8_cache(
+    *, kernel: str, dtype: torch.dtype, key_dim: int, value_dim: int, device: torch.device, assert_close: Compare
+) -> None:
+    options: dict[str, Any] = {"scale": 0.3, "softcap": 6.0}
+    case = make_case(MIXED, 4, 2, key_dim, value_dim, dtype, block_size=16, cache_dtype=torch.int8)
     assert_close(attend(kernel, case, device, **options), naive(case, **options))
 
 

@@ -106,6 +106,24 @@ def test_rotary_and_store(
         assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
 
+def test_rotary_and_store_in_bytes(device: torch.device) -> None:
+    query_key, value = (random(4, heads, 64, dtype=torch.bfloat16, device=device) for heads in (6, 2))
+    cos, sin = angles_of(4, 64, torch.bfloat16, device)
+    slots = torch.tensor([5, -1, 0, 3], device=device)
+    result, expected = (
+        [torch.zeros(2, 3, 2, dim, dtype=kind, device=device) for dim, kind in ((64, torch.int8), (2, torch.bfloat16))]
+        for _ in range(2)
+    )
+    values, scales = (torch.zeros_like(cache) for cache in result)
+    into, other = (CacheSlots(keys, values, slots, of_keys, scales) for keys, of_keys in (result, expected))
+    query = gpu.rotary_and_store(query_key, value, cos, sin, into)
+    rotated = gpu.apply_rotary(query_key, cos, sin)
+    kv_cache_reference.store_kv_cache(rotated[:, 4:], value, other)
+    assert torch.equal(query, rotated[:, :4])
+    for ours, theirs in zip(result, expected, strict=True):
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+
+
 def test_the_reference_is_the_composition(device: torch.device) -> None:
     query_key, value = (random(3, heads, 8, dtype=torch.float32, device=device) for heads in (5, 2))
     cos, sin = angles_of(3, 8, torch.float32, device)

@@ -37,8 +37,18 @@ DEFAULT_WINDOW, _MAX_WINDOW = 512, 1 << 16
 _CACHE_BYTES = 1 << 30
 # Formats that are measured if none is requested, as options of an engine on the device.
 _FORMATS = {
-    "cpu": ({"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "fp8"}),
-    "cuda": ({"quantization": "int8"}, {"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}),
+    "cpu": (
+        {"quantization": "int8"},
+        {"quantization": "int4"},
+        {"kv_cache_dtype": "int8"},
+        {"kv_cache_dtype": "fp8"},
+    ),
+    "cuda": (
+        {"quantization": "int8"},
+        {"quantization": "fp8"},
+        {"kv_cache_dtype": "int8"},
+        {"kv_cache_dtype": "fp8"},
+    ),
 }
 
 
@@ -209,7 +219,9 @@ def _add_quality_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--quantization", metavar="FORMAT", help="weights to measure: int8, int4 (CPU) or fp8 (GPU); default: all"
     )
-    parser.add_argument("--kv-cache-dtype", metavar="FORMAT", help="KV cache to measure: fp8, fp8_e4m3 or fp8_e5m2")
+    parser.add_argument(
+        "--kv-cache-dtype", metavar="FORMAT", help="KV cache to measure: int8, fp8, fp8_e4m3 or fp8_e5m2"
+    )
     parser.add_argument(
         "--reference",
         choices=("bfloat16", "float32"),

@@ -17,9 +17,7 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
 
-from .caches import zeros
 from .call import AttentionCall
 from .page_layout import PageLayout
 
@@ -95,16 +93,11 @@ def allocate_pages(
 ) -> None:
     """Allocate one cache per place for all ``calls``; one layer of each group uses it."""
     use_pages(calls, layout)
-    shape = calls[0].key_shape, calls[0].value_shape
-    dtype = calls[0].cache_format.dtype
-    of_places: list[tuple[Tensor, Tensor]] = []
     for call in calls:
-        call.key_cache = call.value_cache = None  # release the earlier ones first
-    for _ in range(layout.num_places):
-        keys, values = (zeros((num_pages, block_size, *of), dtype, device) for of in shape)
-        of_places.append((keys, values))
+        call.caches = None  # release the earlier ones first
+    of_places = [calls[0].new_caches(num_pages, block_size, device) for _ in range(layout.num_places)]
     for call, place in zip(calls, layout.places, strict=True):
-        call.key_cache, call.value_cache = of_places[place]
+        call.caches = of_places[place]
 
 
 def _window_of(call: AttentionCall, max_model_len: int) -> int | None:

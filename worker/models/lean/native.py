@@ -80,10 +80,10 @@ class NativeForward(LeanWrapper):
         """Allocate caches, and give each layer the cache of its place and the block table of its group."""
         self._cache = _no_cache(self.lean)  # release the earlier one first
         self._decoder.use_cache(*self._cache)
-        dtype = self.network.embed_tokens.weight.dtype
+        dtype = self.attention_calls[0].cache_format.dtype
         # Layers that keep states instead have no keys and values.
         shapes = {
-            place: self._decoder.cache_shape(num_blocks, block_size, index)
+            place: self._decoder.cache_shape(num_blocks, block_size, index, dtype)
             for index, (place, layer) in enumerate(zip(places, self.network.layers, strict=True))
             if isinstance(layer, LeanLayer)
         }

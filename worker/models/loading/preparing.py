@@ -1,6 +1,8 @@
 """Prepare a model before it is tried out: fewer bits for KV cache and linear layers, the fastest form for its device.
 
-Keys and values in eight bits take half the memory of 16, so twice the tokens fit, for a rounding error of some percent.
+Keys and values in eight bits take about half the memory of 16, so nearly twice the tokens fit. int8 has a scale for
+each 32 dimensions of a token's head, and needs no preparation.
+
 A float of eight bits has few exponents: e4m3 those from 2^-9 to 448. So the keys and the values of each layer are
 divided by a scale per layer, chosen when the model is loaded, from a forward of some tokens. The scale is a power of
 two: dividing by it is exact, and engines agree on it although the last bits of their results differ.
@@ -29,7 +31,7 @@ from ..placing.quantized_linear import quantize_linear_layers
 log = structlog.get_logger(__name__)
 
 
-CACHE_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+CACHE_DTYPES = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 # A float has the same number of digits at any exponent, so headroom above the largest number seen costs nothing until
 # the smallest numbers underflow: for e4m3, those 3,600 times smaller than the largest seen.
@@ -49,12 +51,15 @@ def use_eight_bit_cache(forward: Forward, name: str, vocab_size: int, max_model_
             f"kv_cache_dtype {name!r} needs a model that attends by our kernels, and this one is computed in the mode "
             f"{forward.mode!r}, by transformers' code alone; use kv_cache_dtype 'auto'"
         )
-    _fill_caches(forward, vocab_size, min(_NUM_TOKENS, max_model_len))
     dtype = CACHE_DTYPES[name]
+    if dtype == torch.int8:
+        for call in forward.attention_calls:
+            call.cache_format = CacheFormat(dtype)
+        return
+    _fill_caches(forward, vocab_size, min(_NUM_TOKENS, max_model_len))
     for call in forward.attention_calls:
-        assert call.key_cache is not None
-        assert call.value_cache is not None
-        call.cache_format = CacheFormat(dtype, _scale_for(call.key_cache, dtype), _scale_for(call.value_cache, dtype))
+        assert call.caches is not None
+        call.cache_format = CacheFormat(dtype, *(_scale_for(cache, dtype) for cache in call.caches[:2]))
 
 
 def rescale_eight_bit_cache(forward: Forward, name: str, vocab_size: int, max_model_len: int) -> None:
@@ -100,8 +105,8 @@ def prepare(
     pack(forward.network, config, device)
     if device.type == "cuda":
         return forward if config.enforce_eager else make_captured(forward, config.token_budget)
-    # The compiled decoder has its own attention, with caches in the dtype of the weights.
-    is_native = config.attention_backend in ("auto", "native") and config.eight_bit_cache is None
+    # The compiled decoder has its own attention, with caches in the dtype of the weights or in int8.
+    is_native = config.attention_backend in ("auto", "native") and config.eight_bit_cache in (None, "int8")
     return make_native(forward, config.block_size) if is_native else forward
 
 

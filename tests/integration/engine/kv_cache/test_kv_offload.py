@@ -85,6 +85,8 @@ def block_files(folder: Path) -> list[Path]:
         ("llama", {"async_scheduling": True}),
         ("llama", {"speculative": "ngram"}),
         ("llama", {"kv_cache_dtype": "fp8"}),
+        ("llama", {"kv_cache_dtype": "int8", "dtype": "bfloat16"}),
+        ("gemma2", {"kv_cache_dtype": "int8", "native_kernels": False}),
         ("llama", {"block_size": 6}),
         ("qwen3", {"quantization": "int8"}),
         ("mistral", {"native_kernels": False}),

@@ -51,6 +51,7 @@ def reload(engine: Engine, folder: Path, **fields: Any) -> WeightsReloaded:
         {"quantization": "int8"},
         {"quantization": "int4"},
         {"kv_cache_dtype": "fp8_e4m3"},
+        {"kv_cache_dtype": "int8"},
         {"native_kernels": False},
         {"async_scheduling": True, "deterministic": True},
         {"kv_offload_memory": 1 << 22},

@@ -253,7 +253,13 @@ def test_weights_return_to_each_rank_after_sleep(
 
 @pytest.mark.parametrize(
     "options",
-    [{"quantization": "int8"}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}, {"load_format": "dummy"}],
+    [
+        {"quantization": "int8"},
+        {"dtype": "bfloat16"},
+        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "int8"},
+        {"load_format": "dummy"},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_parts_take_the_options_of_whole_models(
