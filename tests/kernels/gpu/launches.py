@@ -88,7 +88,7 @@ def _head_launches(dtype: torch.dtype, head_dim: int, rotary_dim: int) -> Iterat
             yield lambda into=into: rotary.rotary_and_store(query_key, value, angles, angles, into)
 
 
-def _scales_of(caches: dict[str, Tensor]) -> dict[str, Tensor]:
+def _scales_of(caches: dict[str, Tensor]) -> dict[str, Any]:
     """Return the scales of caches if they are in int8."""
     return {
         name: torch.zeros(*cache.shape[:3], scales_per_head(cache.shape[3]), dtype=BF16)

@@ -26,6 +26,7 @@ KL_LIMITS = {
     ("bfloat16", "bfloat16"): 0.0015,
     ("int8", "bfloat16"): 0.007,
     ("int4", "bfloat16"): 0.43,
+    ("bfloat16", "int8"): 0.0018,
     ("bfloat16", "fp8_e4m3"): 0.010,
 }
 # Of the text that comes with Penstock: a third of it tells formats apart.
