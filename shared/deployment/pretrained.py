@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ModelLoadError
+from ..values.cache_folder import cache_folder
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class PretrainedModel:
     @property
     def path(self) -> Path:
         """Path of the file in the cache, whether or not it exists."""
-        root = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-        return root / "penstock" / "models" / Path(self.member).name
+        return cache_folder() / "models" / Path(self.member).name
 
     @property
     def is_cached(self) -> bool:

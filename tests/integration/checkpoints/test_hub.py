@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +19,7 @@ from penstock.worker.models.checkpoint.hub import choose_gguf
 
 from ...engines.demo_gguf import write_demo
 from .hub_server import HubServer
+from .loading import tokens
 
 FILES = sorted(path.name for path in MODEL.iterdir())
 
@@ -113,21 +111,13 @@ def test_without_a_network_the_cache_is_named(hub: HubServer, tmp_path: Path) ->
         resolve_model_folder("org/demo")
 
 
-def test_an_engine_starts_from_a_name_and_again_offline(hub: HubServer, tmp_path: Path) -> None:
-    request = {"prompt_token_ids": [5, 6], "sampling_params": {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True}}
-    (tmp_path / "workload.json").write_text(json.dumps({"requests": [request]}))
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
-
-    def run(model: str, **variables: str) -> list[list[int]]:
-        command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", model, "--threads", "1"]
-        command += ["--workload", str(tmp_path / "workload.json"), "--output", str(tmp_path / "output.json")]
-        subprocess.run(command, check=True, timeout=240, env={**environment, **variables})
-        return json.loads((tmp_path / "output.json").read_text())["output_token_ids"]
-
-    tokens = run("org/demo")
-    assert len(tokens[0]) == 4
+def test_an_engine_starts_from_a_name_and_again_offline(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = Path("org/demo")
+    # The compiled kernels are not in this cache.
+    online = tokens(name, native_kernels=False)
     hub.stop()
-    assert run("org/demo", HF_HUB_OFFLINE="1") == tokens == run(str(MODEL))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert tokens(name, native_kernels=False) == online == tokens(MODEL, native_kernels=False)
 
 
 PARTS = ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]

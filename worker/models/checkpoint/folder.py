@@ -10,6 +10,7 @@ import structlog
 
 from ....shared.deployment.pretrained import PRETRAINED
 from ....shared.errors import ModelLoadError
+from ....shared.values.cache_folder import cache_folder
 from ....shared.values.shown import shown
 from ..formats.declared import CONFIG_FILE, SUFFIX, declared_quantization
 from ..gguf.parts import check_beginning
@@ -97,11 +98,6 @@ def check_local_model(model: str, *, needs_weights: bool = True) -> Path | None:
             "a name on the model hub such as Qwen/Qwen3-0.6B"
         )
     return None
-
-
-def cache_folder() -> Path:
-    """Return the folder for files that are derived from models."""
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "penstock"
 
 
 def _check_folder(folder: Path, *, needs_weights: bool) -> None:

@@ -13,8 +13,10 @@ import structlog
 from huggingface_hub import constants, get_cached_repo_tree, snapshot_download
 from huggingface_hub.errors import (
     CachedRepoTreeNotFoundError,
+    EntryNotFoundError,
     GatedRepoError,
     HFValidationError,
+    HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # its HTTP library differs between versions
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
@@ -76,7 +78,7 @@ def fetch_model(model: str) -> Path:
             f"of model {name!r}; connect to the network without HF_HUB_OFFLINE, copy the model into the cache, or give "
             "a local folder"
         ) from error
-    except Exception as error:  # of the HTTP library, which differs between versions of the hub's, or OSError
+    except (OSError, HTTPError, EntryNotFoundError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelLoadError(
             f"the download of model {name!r} failed: {reason}; start again, which keeps the complete files in "

@@ -6,10 +6,10 @@ import hashlib
 import json
 from pathlib import Path
 
+from ....shared.values.cache_folder import cache_folder
 from ...config.engine_config import EngineConfig
 from ..formats.declared import CONFIG_FILE, SUFFIX
 from ..gguf.parts import parts_of
-from .folder import cache_folder
 
 # Options of the engine on which the structure, the packed weights or the reference results depend.
 _OPTIONS = (

@@ -19,7 +19,8 @@ import structlog
 from tokenizers import Tokenizer
 
 from ....shared.errors import ModelLoadError
-from .folder import CONFIG_FILE, TOKENIZER_FILE, cache_folder
+from ....shared.values.cache_folder import cache_folder
+from .folder import CONFIG_FILE, TOKENIZER_FILE
 
 _TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _GENERATION_CONFIG_FILE = "generation_config.json"

@@ -127,9 +127,9 @@ def load_model(
         return _load_pooling(module, folder, config, longest, common)
     vision, refusal = read.vision, read.image_refusal
     eos_ids = eos_token_ids(module, vocab_size)
-    kept: list[References] = []
+    references: list[References] = []
     with explaining_ranks(groups):
-        forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups, kept.append)
+        forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups, references.append)
     if vision is not None and (reason := image_refusal_of_forward(vision, forward, config)):
         log.warning("images_refused", architecture=architecture, reason=reason)
         vision, refusal = None, f"this engine reads no images: {reason}"
@@ -147,7 +147,7 @@ def load_model(
         **common,
     )
     if expert_ranks is None:
-        store_model(config, folder, model, *kept)
+        store_model(config, folder, model, *references)
     return model
 
 
