@@ -1,6 +1,6 @@
 """The programs with options, ``worker start`` and the engine alone on a workload file, and their options.
 
-``python -m penstock.worker.programs`` prints the options as the guide's tables.
+``python -m penstock.worker.programs`` prints the options as the site's tables.
 
 Both programs may share a file of options: each uses its own and accepts keys of the other.
 """

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from ....shared.process.command_line import Command, Parser
 from ....worker.cli import load_commands
+from ....worker.programs import guide_tables
 from ... import cli
 from .tables import table
 
@@ -34,7 +35,9 @@ def _command(program: str, command: Command, depth: int = 2) -> Iterator[str]:
     name = f"{program} {command.name}"
     yield from (f"{'#' * depth} {name}", "", command.summary.rstrip(".") + ".", "")
     if command.name == "start":
-        yield from ("[Configuration](configuration.md) lists its options with their variables and defaults.", "")
+        yield from ("[Configuration](configuration.md) describes variables and the file.", "")
+        yield from guide_tables().splitlines()
+        yield ""
         return
     yield from _arguments(name, command)
     for child in command.subcommands:
