@@ -24,7 +24,7 @@ from starlette.routing import Route
 from penstock.producer import Client
 
 webhook = Webhook(os.environ["WEBHOOK_SECRET"])
-seen: set[str] = set()  # in a real app: a unique column, or a key with a time to live
+known_ids: set[str] = set()  # in a real app: a unique column, or a key with a time to live
 answers: dict[str, str] = {}
 
 
@@ -40,9 +40,9 @@ async def receive_event(request: Request) -> Response:
     except WebhookVerificationError:
         return Response(status_code=400)
     event_id = request.headers["webhook-id"]
-    if event_id in seen or event["type"] != "request.completed":
+    if event_id in known_ids or event["type"] != "request.completed":
         return Response(status_code=204)
-    seen.add(event_id)
+    known_ids.add(event_id)
     # After the reply, since the sender waits for that.
     return Response(status_code=204, background=BackgroundTask(fetch_answer, request.state.client, event["data"]["id"]))
 

@@ -46,13 +46,13 @@ def without_unknown(
         refused: names of fields that stay, so that decoding refuses them, because ignoring them changes the answer.
     """
     ignored: dict[str, None] = {}
-    known, nested = _fields_of(struct)
+    field_names, nested = _fields_of(struct)
     reduced: dict[str, Any] = {}
     for name, value in body.items():
         if name in nested:
             value, paths = _without_unknown_in(value, nested[name])
             ignored |= {f"{name}.{path}": None for path in paths}
-        if name in known or name in refused:
+        if name in field_names or name in refused:
             reduced[name] = value
         else:
             ignored[name] = None

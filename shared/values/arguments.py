@@ -17,10 +17,10 @@ def check_argument_names(owner: str, names: Iterable[str], known: Iterable[str])
     Args:
         owner: what takes the arguments, for the message.
     """
-    known = tuple(known)
-    unknown = sorted(set(names).difference(known))
+    known_names = sorted(known)
+    unknown = sorted(set(names).difference(known_names))
     if unknown:
-        hint = did_you_mean(unknown[0], known) or f"it has {', '.join(sorted(known))}"
+        hint = did_you_mean(unknown[0], known_names) or f"it has {', '.join(known_names)}"
         raise UnknownArgumentError(f"unknown argument {unknown[0]} of {owner}; {hint}")
 
 

@@ -42,9 +42,9 @@ def scripted_answer(prompt: str) -> str:
     if AS_JSON in turn:
         return json.dumps(WEATHER)
     folder = WORK_FOLDER.search(prompt)
-    known = calls("." if folder is None else folder[0])
-    name = next((name for name in offered if name in known), None)
+    calls_by_name = calls("." if folder is None else folder[0])
+    name = next((name for name in offered if name in calls_by_name), None)
     if name is None:
         return ANSWER
-    call = json.dumps({"name": name, "arguments": known[name]})
+    call = json.dumps({"name": name, "arguments": calls_by_name[name]})
     return f"I use the tool for this.\n<tool_call>\n{call}\n</tool_call>"
