@@ -124,5 +124,5 @@ def _target(schema: dict[str, Any]) -> str:
 
 def _title(name: str) -> str:
     """Return the name of a class, with its module where two classes have the name."""
-    *_, module, title = name.replace("Page_", "Page of ").strip("_").rpartition(".")
-    return f"{title} ({module.rpartition('.')[2]})" if module else title
+    module, _, title = name.replace("Page_", "Page of ").strip("_").rpartition(".")
+    return f"{title} ({module.removeprefix('penstock.producer.')})" if module else title

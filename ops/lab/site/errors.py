@@ -25,7 +25,7 @@ def lines() -> Iterator[str]:
         "HTTP status and with a code in the body's `error.code`; the code is null where OpenAI's API has none.",
         "",
     )
-    header = ("class", "code", "retry", "HTTP", "body's code", "meaning")
+    header = ("class and code", "retry", "status and code over HTTP", "meaning")
     yield from table(header, (_row(kind) for kind in _classes()))
 
 
@@ -50,8 +50,8 @@ def _row(kind: type[errors.PenstockError]) -> tuple[str, ...]:
     answer = error_of(kind.__new__(kind))
     meaning, _ = split_docstring(kind.__doc__ or "")
     (base, *_) = kind.__bases__
-    name = f'<a id="{kind.__name__}"></a>`{kind.__name__}`'
     if base not in (errors.PenstockError, Exception):
-        name += f" is a `{base.__name__}`"
-    code = f"`{answer.error_code}`" if answer.error_code else ""
-    return name, f"`{kind.code}`", "yes" if kind.retryable else "", str(answer.status), code, meaning
+        meaning += f" It is a `{base.__name__}`."
+    name = f'<a id="{kind.__name__}"></a>`{kind.__name__}`<br>`{kind.code}`'
+    status = f"{answer.status}<br>`{answer.error_code}`" if answer.error_code else str(answer.status)
+    return name, "yes" if kind.retryable else "", status, meaning

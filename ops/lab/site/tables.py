@@ -11,10 +11,11 @@ _FIELD = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>[^\n]*(?:\n {5,}[^
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table, and an empty line; nothing without rows."""
-    lines = [_line(row) for row in rows]
+    """Yield the lines of a table and an empty line: without the columns that have no text, and nothing without rows."""
+    columns = [column for column in zip(header, *rows, strict=True) if any(column[1:])]
+    head, *lines = zip(*columns, strict=True) if columns else ((),)
     if lines:
-        yield from (_line(header), _line(["---"] * len(header)), *lines, "")
+        yield from (_line(head), _line(["---"] * len(head)), *map(_line, lines), "")
 
 
 def _line(cells: Sequence[str]) -> str:
