@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ....producer.gateway.app import OPERATIONS
@@ -17,12 +19,30 @@ from .tables import split_docstring, table
 OBJECTS = "http_objects.md"
 _DOCUMENT = build_openapi(OPERATIONS, VERSION)
 _SCHEMAS: dict[str, dict[str, Any]] = _DOCUMENT["components"]["schemas"]
-# What a field means is said where its class is: bodies have the fields of these, too.
+# Bodies have the fields of these classes, too.
 _MEANINGS = {
     name: text
     for params in (PoolingParams, SamplingParams)
     for name, text in split_docstring(params.__doc__ or "")[1].items()
 }
+FIELDS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("fields.toml").read_text())
+
+
+def bodies() -> dict[str, dict[str, str]]:
+    """Return the meanings of the fields of each request's body, by the names of its class and field."""
+    names = {
+        _target(content["schema"])
+        for methods in _DOCUMENT["paths"].values()
+        for operation in methods.values()
+        for content in _request(operation).values()
+    }
+    return {name: {field: _meanings(name).get(field, "") for field in _SCHEMAS[name]["properties"]} for name in names}
+
+
+def _meanings(name: str) -> dict[str, str]:
+    _, documented = split_docstring(_SCHEMAS[name].get("description", ""))
+    shared = FIELDS["any"] if name.endswith(("Body", "Upload")) else {}
+    return _MEANINGS | shared | documented | FIELDS.get(name, {})
 
 
 def endpoints() -> Iterator[str]:
@@ -42,13 +62,7 @@ def endpoints() -> Iterator[str]:
 def objects() -> Iterator[str]:
     """Yield the lines of the page of objects that bodies hold."""
     yield from ("# HTTP objects", "", "Objects in the bodies of [HTTP endpoints](http.md), by name.", "")
-    bodies = {
-        _target(content["schema"])
-        for methods in _DOCUMENT["paths"].values()
-        for operation in methods.values()
-        for content in _request(operation).values()
-    }
-    for name in sorted(_SCHEMAS.keys() - bodies, key=_title):
+    for name in sorted(_SCHEMAS.keys() - bodies().keys(), key=_title):
         yield from (f"## {_title(name)}", "", *_struct(name))
 
 
@@ -82,11 +96,10 @@ def _parameter(parameter: dict[str, Any]) -> tuple[str, ...]:
 def _struct(name: str) -> Iterator[str]:
     """Yield the description and the fields of a schema."""
     schema = _SCHEMAS[name]
-    text, meanings = split_docstring(schema.get("description", ""))
-    yield from (text, "")
+    yield from (split_docstring(schema.get("description", ""))[0], "")
     if "enum" in schema:
         yield from (f"One of {_type(schema)}.", "")
-    meanings = _MEANINGS | meanings
+    meanings = _meanings(name)
     required = set(schema.get("required", ()))
     rows = [
         (f"`{field}`", _type(value), _default(value, field in required), meanings.get(field, ""))

@@ -18,7 +18,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from penstock import producer
-from penstock.ops.lab.site import reference
+from penstock.ops.lab.site import endpoints, reference
 from penstock.ops.lab.site.sources import documents
 from penstock.producer.gateway.app import OPERATIONS
 from penstock.shared import errors
@@ -127,12 +127,23 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 
 
 def test_the_reference_has_every_endpoint_and_parameter(site: Path) -> None:
-    endpoints = (site / "reference" / "http.html").read_text()
+    page = (site / "reference" / "http.html").read_text()
     paths = [re.sub(r"\{(\w+):\w+\}", r"{\1}", operation.path) for operation in OPERATIONS]
-    assert [path for path in paths if f"{path}<" not in endpoints] == []
+    assert [path for path in paths if f"{path}<" not in page] == []
     parameters = (site / "reference" / "parameters.html").read_text()
     fields = producer.SamplingParams.__struct_fields__
     assert [field for field in fields if f"<code>{field}</code>" not in parameters] == []
+
+
+def test_the_reference_explains_every_field_of_a_body() -> None:
+    bodies = endpoints.bodies()
+    assert [
+        f"{body}.{field}" for body, meanings in bodies.items() for field, text in meanings.items() if not text
+    ] == []
+    known = {"any": {field for meanings in bodies.values() for field in meanings}, **bodies}
+    assert [
+        (name, field) for name, fields in endpoints.FIELDS.items() for field in fields if field not in known[name]
+    ] == []
 
 
 @needs_chromium
