@@ -19,8 +19,8 @@ ASSETS = {
     "assets/site.css": "ops/lab/site/site.css",
     "assets/site.js": "ops/lab/site/site.js",
 }
-# Pages for the project's own engineers come after the guide in results of a search.
-BOOST = {"decisions": 0.3, "measurements": 0.2, "project": 0.3}
+# Sources, and pages for the project's own engineers, come after the guide in results of a search.
+BOOST = {"examples": 0.3, "decisions": 0.3, "measurements": 0.2, "project": 0.3}
 
 
 def on_startup(command: str, dirty: bool) -> None:

@@ -140,9 +140,9 @@ def test_the_reference_explains_every_field_of_a_body() -> None:
     assert [
         f"{body}.{field}" for body, meanings in bodies.items() for field, text in meanings.items() if not text
     ] == []
-    known = {"any": {field for meanings in bodies.values() for field in meanings}, **bodies}
+    names = {"any": {field for meanings in bodies.values() for field in meanings}, **bodies}
     assert [
-        (name, field) for name, fields in endpoints.FIELDS.items() for field in fields if field not in known[name]
+        (name, field) for name, fields in endpoints.FIELDS.items() for field in fields if field not in names[name]
     ] == []
 
 
