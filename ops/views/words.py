@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...shared.process.command_line import format_bytes
+from ...shared.values.shown import format_bytes
 from ..words import format_duration
 
 # Characters that are invisible or change the direction of the text around them.

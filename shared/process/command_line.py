@@ -149,15 +149,6 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def format_bytes(num_bytes: float) -> str:
-    """Return a number of bytes in the unit that suits it: "1.5 GiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} GiB"
-
-
 class Parser(argparse.ArgumentParser):
     """Reports a wrong call in one sentence instead of the whole usage, and an unknown option before all else.
 

@@ -127,3 +127,12 @@ class MaskedRepr:
         if name in self._secret_fields:
             return MASK if value else value
         return mask_text(value) if isinstance(value, str) else value
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a number of bytes in the unit that suits it: "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GiB"

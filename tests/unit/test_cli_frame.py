@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.process.command_line import Command, UsageError, format_bytes, format_table, run_program
+from penstock.shared.process.command_line import Command, UsageError, format_table, run_program
+from penstock.shared.values.shown import format_bytes
 
 
 def program(*commands: Command, argv: list[str]) -> int:

@@ -18,9 +18,10 @@ from ...shared.deployment.records import UNREADABLE, EngineHeartbeat, EngineSetu
 from ...shared.keys import Keys
 from ...shared.messages.core import GroupStatus
 from ...shared.messages.supervision import EngineState
-from ...shared.process.command_line import Command, add_redis_arguments, format_bytes, format_table
+from ...shared.process.command_line import Command, add_redis_arguments, format_table
 from ...shared.process.plugins import OPTION_OF_GROUP, plugins_of
 from ...shared.redis_access.embedded import resolve_redis_url
+from ...shared.values.shown import format_bytes
 
 _LOAD_HEADER = (
     "WORKER",

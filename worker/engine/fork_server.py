@@ -12,15 +12,12 @@ import gc
 import os
 from collections.abc import Sequence
 
-import structlog
-
+from ...shared.process import plain_structlog  # noqa: F401  # before structlog
 from ...shared.process.log import add_log_arguments, configure_logging
 from ..processes.fork_server import Kind, be_fork_server, ignore_stops, name_process, take_streams
 from ..processes.forking import NUM_DESCRIPTORS, ForkCore
 
 _CUDA_NOT_INITIALIZED = 3
-
-log = structlog.get_logger(__name__)
 
 
 def _become_core(request: ForkCore, descriptors: Sequence[int]) -> int:
@@ -65,8 +62,10 @@ def preload(folder: str, *, uses_transformers: bool = True) -> str:
 
 def _preload_architecture(folder: str) -> None:
     """Import a model's code, and compute the tables that transformers builds when it loads its first model."""
+    import structlog
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
+    log = structlog.get_logger(__name__)
     try:
         config = AutoConfig.from_pretrained(folder)
         _ = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

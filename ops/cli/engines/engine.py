@@ -17,8 +17,9 @@ from ....shared.control.engine import SLEEP_LEVELS, SLEEP_MODES, SLEEP_TAGS, Sle
 from ....shared.control.model import RELOAD_MODES, ShardedStateSaved, WeightsReloaded
 from ....shared.errors import EngineCallError
 from ....shared.messages.core import GroupStatus
-from ....shared.process.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
+from ....shared.process.command_line import Command, UsageError, add_redis_arguments, format_table
 from ....shared.redis_access.embedded import resolve_redis_url
+from ....shared.values.shown import format_bytes
 from ..command_parts import print_json
 
 # A call of the client with the options of every call; returns replies by engine id.

@@ -16,8 +16,9 @@ from ....shared.deployment.audit import acting_as, process_actor
 from ....shared.deployment.presence import read_heartbeats
 from ....shared.keys import Keys
 from ....shared.lora.registry import AdapterRecord, AdapterRegistry, owner
-from ....shared.process.command_line import Command, add_redis_arguments, format_bytes, format_table
+from ....shared.process.command_line import Command, add_redis_arguments, format_table
 from ....shared.redis_access.embedded import resolve_redis_url
+from ....shared.values.shown import format_bytes
 from ..command_parts import print_json, run_on_redis
 
 _HEADER = ("NAME", "MODEL", "TENANT", "RANK", "SIZE", "NUMBER", "PINNED", "LOADED BY", "DIGEST", "PATH")

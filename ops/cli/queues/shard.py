@@ -12,10 +12,11 @@ from redis.exceptions import ResponseError
 from ....shared.connection import CommandConnection
 from ....shared.errors import RedisUnavailableError
 from ....shared.keys import Keys
-from ....shared.process.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
+from ....shared.process.command_line import Command, UsageError, add_redis_arguments, format_table
 from ....shared.redis_access.check import info_fields
 from ....shared.redis_access.embedded import resolve_redis_url
 from ....shared.shards import HOME, SHARDS_VARIABLE, ShardMover, check_servers, make_servers, recorded_places
+from ....shared.values.shown import format_bytes
 from ..command_parts import print_json
 
 _HEADER = ("SHARD", "REDIS", "MEMORY", "MODELS")

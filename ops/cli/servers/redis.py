@@ -11,19 +11,12 @@ import secrets
 from pathlib import Path
 
 from ....shared.errors import ConfigurationError
-from ....shared.process.command_line import (
-    EXIT_FAILED,
-    NAMESPACE_HELP,
-    NAMESPACE_VARIABLE,
-    Command,
-    UsageError,
-    format_bytes,
-)
+from ....shared.process.command_line import EXIT_FAILED, NAMESPACE_HELP, NAMESPACE_VARIABLE, Command, UsageError
 from ....shared.redis_access.embedded import ServerFolder, find_redis_cli, find_redis_server, read_status, stop
 from ....shared.redis_access.rights import RedisVersion, Role, user_line
 from ....shared.redis_access.url import parse_pool
 from ....shared.values.names import DEFAULT_NAMESPACE
-from ....shared.values.shown import shown
+from ....shared.values.shown import format_bytes, shown
 
 ACL_FILE = "users.acl"
 # Disables the default user, so every login needs a name.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ....shared.errors import ConfigurationError
-from ....shared.process.command_line import format_bytes
+from ....shared.values.shown import format_bytes
 from ...config.batch import DEFAULT_MEMORY_UTILIZATION
 from ...config.engine_config import EngineConfig
 from ...models.attention.page_layout import PageLayout

@@ -9,8 +9,8 @@ from pathlib import Path
 import structlog
 
 from ....shared.errors import ConfigurationError
-from ....shared.process.command_line import format_bytes
 from ....shared.stats import KVOffloadStats
+from ....shared.values.shown import format_bytes
 from ...config.engine_config import EngineConfig
 from ...models.loaded import LoadedModel
 from ...processes.host import free_host_bytes

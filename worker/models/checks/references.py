@@ -21,7 +21,7 @@ class References:
     run: ReferenceRun
     lowered: LoweredReference | None
 
-    def check(self, forward: Forward, tolerance: float | None = None) -> float:
+    def compare_with(self, forward: Forward, tolerance: float | None = None) -> float:
         """Compare them with the results of ``forward``; return the larger error. See ``check_conformance``.
 
         Raises:

@@ -138,7 +138,7 @@ def choose_forward(
     forward = chosen.forward if chosen is trials[-1] else chosen.candidate.build(module, settings)
     forward = prepare(forward)
     try:
-        references.check(forward, prepared_tolerance)
+        references.compare_with(forward, prepared_tolerance)
     except Exception as error:  # any exception of the architecture's own code
         raise ModelLoadError(f"{architecture} cannot be served with {prepared_with}: {_sentence(error)}") from error
     keep(references)
@@ -177,7 +177,7 @@ def _try_candidates(
             break
         try:
             forward = candidate.build(module, settings)
-            trials.append(_Trial(candidate, forward, references.check(forward)))
+            trials.append(_Trial(candidate, forward, references.compare_with(forward)))
         except Exception as error:  # any exception of the architecture's own code
             trials.append(_Trial(candidate, reason=_sentence(error)))
     return trials

@@ -189,7 +189,7 @@ def _load_from(stored: StoredModel, config: EngineConfig, folder: Path) -> Loade
     forward = prepare(lean, config, module.device, stored.vocab_size, stored.max_model_len)
     if not isinstance(forward, NativeForward):
         raise ModelLoadError("the compiled library cannot compute it any more")
-    _references_of(stored, settings).check(forward, prepared_tolerance(config))
+    _references_of(stored, settings).compare_with(forward, prepared_tolerance(config))
     return_free_memory()
     return LoadedModel(
         forward=forward,
@@ -298,16 +298,16 @@ def _angles_of(lean: LeanForward, plan: AnglesPlan) -> AnglesKind:
     last = lean.max_model_len - 1
     positions = torch.tensor(sorted({*range(min(_COMPARED_POSITIONS, last)), last // 2, last}))[None]
 
-    def compute(source: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def angles_by(source: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return source(torch.empty(0, dtype=dtype), positions, *plan.arguments, **dict(plan.options))
 
-    theirs = [compute(module, dtype) for dtype in (torch.float32, torch.bfloat16)]
+    theirs = [angles_by(module, dtype) for dtype in (torch.float32, torch.bfloat16)]
     factor = theirs[0][0][0, 0, 0].item()  # the cosine of position 0 is 1
     is_rounded = theirs[1][0].dtype is torch.bfloat16
     for (_, buffer), columns in itertools.product(module.named_buffers(), ("halves", "pairs", "single")):
         frequencies = buffer.detach().float().flatten().tolist()
         kind = AnglesKind(plan.arguments, plan.options, frequencies, factor, columns, is_rounded)
-        ours = [compute(Angles([kind]), dtype) for dtype in (torch.float32, torch.bfloat16)]
+        ours = [angles_by(Angles([kind]), dtype) for dtype in (torch.float32, torch.bfloat16)]
         if all(map(torch.equal, itertools.chain(*ours), itertools.chain(*theirs))):
             return kind
     raise ModelLoadError("its angles are not products of positions and frequencies")
