@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
@@ -33,7 +34,7 @@ _SOURCES = (
     "barrier.cpp",
 )
 # Products and sums may be fused, but sums are not reordered, so that a row has the same bits in every loop.
-_FLAGS = (
+FLAGS = (
     "-O3",
     "-ffp-contract=fast",
     "-fno-math-errno",
@@ -73,7 +74,7 @@ def build(cache_folder: Path, *, emulates_tiles: bool = False) -> Path:
         BuildError: no compiler is installed, or it fails.
     """
     processor = os.environ.get(PROCESSOR) or "native"
-    compiler = [_find_compiler(), *_FLAGS, f"-march={processor}", *([_EMULATED_TILES] if emulates_tiles else [])]
+    compiler = [_find_compiler(), *FLAGS, f"-march={processor}", *([_EMULATED_TILES] if emulates_tiles else [])]
     path = cache_folder / f"penstock-{_key(compiler)}.so"
     if path.is_file():
         return path
@@ -84,22 +85,30 @@ def build(cache_folder: Path, *, emulates_tiles: bool = False) -> Path:
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.is_file():
-                _compile_library(compiler, path)
+                compile_library(compiler, path)
     except OSError as error:
         raise BuildError(f"{cache_folder} cannot be written: {error}") from error
     return path
 
 
-def _compile_library(compiler: list[str], path: Path) -> None:
+def compile_library(compiler: Sequence[str], path: Path, linker: Sequence[str] | None = None) -> None:
+    """Compile the sources with a compiler command, and replace ``path`` with the library.
+
+    Args:
+        linker: command that links the objects; None for the compiler.
+
+    Raises:
+        BuildError: the compiler fails.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         library = Path(folder) / "library.so"
         with ThreadPoolExecutor() as compilers:
             objects = list(compilers.map(partial(_compile_source, compiler, Path(folder)), _SOURCES))
-        _run([*compiler, "-shared", *objects, "-o", str(library)])
+        _run([*(linker or compiler), "-shared", *objects, "-o", str(library)])
         library.replace(path)
 
 
-def _compile_source(compiler: list[str], folder: Path, source: str) -> str:
+def _compile_source(compiler: Sequence[str], folder: Path, source: str) -> str:
     target = str(folder / f"{source}.o")
     _run([*compiler, "-c", str(_FOLDER / source), "-o", target])
     return target
@@ -124,7 +133,15 @@ def _key(compiler: list[str]) -> str:
     digest = hashlib.sha256(" ".join(compiler[1:]).encode())
     digest.update(_compiler_version(compiler[0]))
     digest.update(platform.machine().encode())
-    digest.update(_processor_flags())
+    digest.update(processor_flags())
+    digest.update(sources_digest().encode())
+    return digest.hexdigest()[:24]
+
+
+@cache
+def sources_digest() -> str:
+    """Return a hash of the sources and of the flags that affect results, as 24 hexadecimal digits."""
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
     for source in sorted(path for path in _FOLDER.iterdir() if path.suffix in (".h", ".cpp")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:24]
@@ -136,7 +153,7 @@ def _compiler_version(compiler: str) -> bytes:
     return _run([compiler, "--version"])
 
 
-def _processor_flags() -> bytes:
+def processor_flags() -> bytes:
     """Return the processor's features, because unlike machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
@@ -145,7 +162,7 @@ def _processor_flags() -> bytes:
     return next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")
 
 
-def _run(command: list[str]) -> bytes:
+def _run(command: Sequence[str]) -> bytes:
     try:
         return subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S).stdout
     except subprocess.CalledProcessError as error:

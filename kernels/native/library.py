@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .ahead import find_library
 from .build import BuildError, build, default_cache_folder
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -47,12 +48,14 @@ class Library:
     They take addresses and sizes, as the sources in this folder document, and check nothing. The wrappers do.
 
     Attributes:
+        path: the file that it was loaded from.
         instructions: the best instructions that products use: "amx", "avx512_bf16", "avx512", "avx2", …
         tiles_refusal: reason why the kernel does not let this process use the processor's tile registers; empty if it
             does, or if the processor has none.
     """
 
     def __init__(self, path: Path, *, uses_tiles: bool) -> None:
+        self.path = path
         dll = ctypes.CDLL(str(path))
         self._functions: dict[tuple[str, torch.dtype | None], Function] = {}
         for name, signature in _ANY_DTYPE.items():
@@ -72,22 +75,32 @@ class Library:
         return self._functions.get((name, dtype))
 
 
+def exported_names() -> list[str]:
+    """Return the names of the functions that a library exports."""
+    return [*_ANY_DTYPE, *(f"{name}_{suffix}" for name in _SIGNATURES for suffix in _SUFFIXES.values())]
+
+
 _library: Library | None = None
 
 
 def load(cache_folder: Path | None = None, *, emulates_tiles: bool = False, uses_tiles: bool = True) -> str | None:
-    """Compile the library if necessary, and use it in this process from now on.
+    """Use the library in this process from now on.
+
+    It comes from the package ``penstock-kernels`` if that is installed and fits. Otherwise it is compiled if necessary.
 
     Returns None, or the reason why the library is not available; the references run then.
 
     Args:
-        emulates_tiles: see ``build``.
+        cache_folder: folder of compiled libraries; the package is not used if it is given.
+        emulates_tiles: see ``build``; the package is not used.
         uses_tiles: False does not use tile registers, to measure their effect. It has no effect once the library has
             enabled them in this process.
     """
     global _library  # a process has one processor, so all kernels use the same library
     try:
-        path = build(cache_folder or default_cache_folder(), emulates_tiles=emulates_tiles)
+        path = None if cache_folder or emulates_tiles else find_library()
+        if path is None:
+            path = build(cache_folder or default_cache_folder(), emulates_tiles=emulates_tiles)
         _library = Library(path, uses_tiles=uses_tiles)
     except (BuildError, OSError) as error:
         return str(error)

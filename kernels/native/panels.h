@@ -35,11 +35,20 @@ struct QuantizedRows {
   const float* steps;
 };
 
+inline int32_t bits_of(float value) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
 template <typename T>
 void quantize_row(const T* row, uint8_t* out, float* step, int64_t size) {
-  float largest = 0;
-#pragma omp simd reduction(max : largest)
-  for (int64_t i = 0; i < size; ++i) largest = std::max(largest, std::fabs(to_float(row[i])));
+  // Bits without the sign compare like the numbers. Clang vectorizes a maximum of integers, but not of floats.
+  int32_t largest_bits = 0;
+#pragma omp simd reduction(max : largest_bits)
+  for (int64_t i = 0; i < size; ++i) largest_bits = std::max(largest_bits, bits_of(std::fabs(to_float(row[i]))));
+  float largest;
+  std::memcpy(&largest, &largest_bits, sizeof(largest));
   *step = largest / BYTE_RANGE;
   const float factor = largest > 0 ? BYTE_RANGE / largest : 0.0f;
 #pragma omp simd

@@ -6,6 +6,10 @@
 
 #include "results.h"
 
+#if defined(__AVX512BF16__)
+#include <cpuid.h>
+#endif
+
 namespace wide {
 
 // Up to FEW_ROWS rows are multiplied with all vectors of a piece at once, in the order of memory; up to MAX_ROWS rows
@@ -19,11 +23,22 @@ constexpr int CHUNK = 16;  // inputs
 constexpr bool PREFETCHES_NEXT = WIDTH == PANEL;
 constexpr int INTO_L2 = 2;  // locality of __builtin_prefetch
 
+#if defined(__AVX512BF16__)
+// Not __builtin_cpu_is: it needs the compiler's runtime library, where zig's never detects a processor.
+inline bool is_intel_after_cooper_lake() {
+  constexpr unsigned GENU = 0x756e6547;  // of GenuineIntel
+  constexpr unsigned FAMILY_AND_MODEL = 0x0fff0ff0, COOPER_LAKE = 0x00050650;
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx) || ebx != GENU) return false;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (eax & FAMILY_AND_MODEL) != COOPER_LAKE;
+}
+#endif
+
 // Depends on the processor only, so that a row's bits do not depend on other rows. Intel's instruction for pairs has
 // half the rate of its products of floats, except on Cooper Lake; AMD's does not.
 inline bool is_better() {
 #if defined(__AVX512BF16__)
-  static const bool are_pairs_slow = __builtin_cpu_is("intel") && !__builtin_cpu_is("cooperlake");
+  static const bool are_pairs_slow = is_intel_after_cooper_lake();
   return are_pairs_slow;
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
   return false;

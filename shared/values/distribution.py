@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 
 NAME = "penstock-llm"
+# The CPU kernels, compiled ahead; versions of both are equal.
+KERNELS_NAME = "penstock-kernels"
 VERSION = "0.2.0.dev0"  # pyproject.toml reads it
 _FOLDER = Path(__file__).parent
 # setup.py writes it into wheels and source distributions.
@@ -18,6 +20,11 @@ COMMIT_FILE = "commit.txt"
 def install_command(*extras: str) -> str:
     """Return the shell command that installs the distribution with ``extras``."""
     return f"pip install '{NAME}[{','.join(extras)}]'" if extras else f"pip install {NAME}"
+
+
+def kernels_command() -> str:
+    """Return the shell command that installs the compiled kernels of this version."""
+    return f"pip install {KERNELS_NAME}=={VERSION}"
 
 
 def full_version() -> str:

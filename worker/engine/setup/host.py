@@ -8,6 +8,7 @@ import torch
 from ....kernels import native
 from ....shared.errors import ConfigurationError
 from ....shared.process.processor import this_processor
+from ....shared.values.distribution import kernels_command
 from ...config.engine_config import EngineConfig
 from ...models.lean.native import NativeForward
 from ...models.loaded import LoadedModel
@@ -53,7 +54,7 @@ def choose_num_threads(config: EngineConfig, num_parameters: int, *, is_native: 
 
 
 def load_native_kernels(config: EngineConfig) -> None:
-    """Compile and load the kernels of ``kernels/native`` if the engine can use them.
+    """Load the kernels of ``kernels/native`` if the engine can use them, and compile them if necessary.
 
     Raises:
         ConfigurationError: they cannot be compiled or loaded, and an option requires them.
@@ -61,10 +62,13 @@ def load_native_kernels(config: EngineConfig) -> None:
     if config.device != "cpu" or not config.native_kernels:
         native.unload()
         return
+    stale_version = native.stale_version()
+    if stale_version is not None:
+        log.warning("kernels_package_stale", installed=stale_version, remedy=kernels_command())
     reason = native.load()
     library = native.loaded()
     if reason is None and library is not None:
-        log.info("native_kernels", instructions=library.instructions)
+        log.info("native_kernels", instructions=library.instructions, library=str(library.path))
         if library.tiles_refusal:
             log.warning("tiles_refused", reason=library.tiles_refusal, instructions=library.instructions)
         return
