@@ -118,13 +118,14 @@ layouts: $(VENV)/.installed
 	$(BIN)/python -m penstock.ops.lab.survey.layouts --rows build/layouts.rows --into ops/guide/serving/ranks.md
 	rm build/layouts.rows
 
-# A source distribution and the wheel that it gives, in dist. The test installs such a wheel without a compiler first.
-# setuptools would take files into the one that its list of an earlier build names.
+# A source distribution, the wheel that it gives, and the wheels of the compiled kernels, in dist. The test installs them
+# without a compiler. setuptools would take files into the first that its list of an earlier build names.
 dist: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 0 tests/integration/commands/test_wheel.py
 	rm -rf dist build penstock_llm.egg-info
 	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')" >/dev/null
 	$(PIP) wheel -q --no-deps --no-build-isolation -w dist dist/*.tar.gz
+	$(BIN)/python -m penstock.ops.lab.kernels_wheel --out dist
+	PENSTOCK_DIST=dist $(BIN)/python -m pytest -q -n 0 tests/integration/commands/test_wheel.py
 	@ls dist
 
 # The site of the documents, in build/site: open index.html, or serve the folder. `mkdocs serve` shows changes at once.

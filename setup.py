@@ -1,6 +1,9 @@
-"""Packages of the distribution, and the commit that its builds name; everything else is in pyproject.toml."""
+"""Packages, long description and commit of the distribution; everything else is in pyproject.toml."""
 
+import re
+import runpy
 import subprocess
+import tomllib
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -12,6 +15,21 @@ PARTS = ("kernels", "ops", "producer", "shared", "worker")
 ROOT = Path(__file__).resolve().parent
 # ``shared/values/distribution.py`` reads it.
 COMMIT_FILE = Path("shared", "values", "commit.txt")
+# Targets of Markdown links that are paths of this tree.
+RELATIVE_TARGET = re.compile(r"(?<=\]\()(?![a-z]+:|[#/])([^()\s]+)(?=\))")
+
+
+def long_description() -> str:
+    """Return README.md with absolute links, since an index has no other file of this tree."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    version = runpy.run_path(str(ROOT / "shared" / "values" / "distribution.py"))["VERSION"]
+    revision = "main" if "dev" in version else f"v{version}"
+
+    def absolute(match: re.Match[str]) -> str:
+        kind = "raw" if match[1].endswith((".png", ".svg")) else "blob"
+        return f"{project['urls']['Repository']}/{kind}/{revision}/{match[1]}"
+
+    return RELATIVE_TARGET.sub(absolute, (ROOT / "README.md").read_text())
 
 
 def write_commit(folder: Path) -> None:
@@ -45,6 +63,8 @@ class SdistWithCommit(sdist):
 
 
 setup(
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
     packages=[
         f"penstock.{name}"
         for part in PARTS

@@ -39,10 +39,17 @@ def test_image_runs_unprivileged_with_a_health_check(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_image_has_extras_and_commands(path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = re.findall(r"\.\[([\w,]+)\]", path.read_text()) + re.findall(r"EXTRAS=(\w+)", path.read_text())
+    extras = re.findall(r"penstock-llm\[([\w,]+)\]", path.read_text()) + re.findall(r"EXTRAS=(\w+)", path.read_text())
     assert {name for words in extras for name in words.split(",")} <= set(project["optional-dependencies"])
     (command,) = [arguments for name, arguments in instructions(path) if name == "CMD"]
     assert re.findall(r'"([^"]+)"', command)[0] in project["scripts"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_image_has_the_wheels_and_no_sources(path: Path) -> None:
+    copied = [arguments.split()[:-1] for name, arguments in instructions(path) if name == "COPY"]
+    assert [sources for sources in copied if not sources[0].startswith("--from=")] == [["dist"], ["constraints.txt"]]
+    assert "dist" not in (ROOT / ".dockerignore").read_text().split()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.values.distribution import NAME, VERSION, full_version, install_command
+from penstock.shared.values.distribution import (
+    KERNELS_NAME,
+    NAME,
+    VERSION,
+    full_version,
+    install_command,
+    kernels_command,
+)
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -22,7 +29,7 @@ SUFFIXES = frozenset({"", ".md", ".py", ".sh", ".toml", ".txt", ".worker", ".yam
 # The words of a command up to the end of its line or of the text that it stands in.
 COMMAND = re.compile(r"pip install\s+([^\n`()#;]+)")
 # Ours or the other project's, which users would get by the name of the import.
-REQUIREMENT = re.compile(r"(?<![\w./-])(penstock(?:-\w+)*)(?:\[([^\]\n]*)\])?(?![\w.-])")
+REQUIREMENT = re.compile(r"(?<![\w./-])(penstock(?:-\w+)*)(?:\[([^\]\n$]*)\])?(?![\w.-])")
 WITH_EXTRAS = re.compile(r"(?:(?<![\w./-])(penstock(?:-\w+)*)|(?<=[\s'\"])(\.))\[([a-z][a-z,]*)\]")
 # Adjacent literals are one text.
 BETWEEN_LITERALS = re.compile(r"(?<=[^\"\\])\"\n\s*f?\"(?=[^\"])")
@@ -49,7 +56,7 @@ def faults(text: str) -> list[str]:
     return [
         f"{name}[{extras}]"
         for name, extras in sorted(requirements(text))
-        if name not in (NAME, ".") or not set(filter(None, extras.split(","))) <= EXTRAS
+        if name not in (NAME, KERNELS_NAME, ".") or not set(filter(None, extras.split(","))) <= EXTRAS
     ]
 
 
@@ -77,6 +84,7 @@ def test_every_install_command_names_our_distribution_and_its_extras() -> None:
         "pip install 'penstock-llm[wrker]'",
         'pip install ".[worker,dashbord]"',
         "pip install penstock-llms",
+        "pip install 'penstock-kernels[worker,x]'",
     ],
 )
 def test_another_distribution_or_an_unknown_extra_is_noticed(text: str) -> None:
@@ -127,17 +135,19 @@ def test_commands_are_quoted_for_the_shell() -> None:
     assert install_command("worker") == "pip install 'penstock-llm[worker]'"
     assert install_command("worker", "distributed") == "pip install 'penstock-llm[worker,distributed]'"
     assert install_command() == "pip install penstock-llm"
+    assert kernels_command() == f"pip install penstock-kernels=={VERSION}"
 
 
 def test_the_project_has_the_name_and_the_version_of_the_module() -> None:
     assert PROJECT["name"] == NAME
-    assert PROJECT["dynamic"] == ["version"]
+    assert PROJECT["dynamic"] == ["version", "readme"]
+    kernels = f"{KERNELS_NAME}=={VERSION};"
     for requirement in (text for texts in PROJECT["optional-dependencies"].values() for text in texts):
-        assert not requirement.startswith("penstock") or requirement.startswith(f"{NAME}["), requirement
+        assert not requirement.startswith("penstock") or requirement.startswith((f"{NAME}[", kernels)), requirement
 
 
 def test_the_extras_of_users_are_together_in_all() -> None:
-    assert PROJECT["optional-dependencies"]["all"] == [f"{NAME}[worker,gateway,dashboard,embedded]"]
+    assert PROJECT["optional-dependencies"]["all"] == [f"{NAME}[worker,gateway,dashboard,embedded,kernels]"]
 
 
 def test_every_extra_is_described_on_the_install_page() -> None:
