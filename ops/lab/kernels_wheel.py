@@ -86,17 +86,17 @@ setup(distclass=Platform, cmdclass={{"bdist_wheel": AnyPython}})
 _BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def build_wheels(words: Sequence[str] | None = None) -> int:
     """Build and check a wheel for each architecture; return 1 if ``auditwheel`` rejects one."""
     parser = argparse.ArgumentParser(prog="penstock.ops.lab.kernels_wheel", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the wheels")
     parser.add_argument("--only", choices=sorted(_PROCESSORS), help="build this instruction set alone, to test it")
     options = parser.parse_args(words)
-    chosen = [each for each in INSTRUCTION_SETS if options.only in (None, each.name)]
+    sets = [each for each in INSTRUCTION_SETS if options.only in (None, each.name)]
     options.out.mkdir(parents=True, exist_ok=True)
     problems = []
-    for machine in dict.fromkeys(each.machine for each in chosen):
-        wheel = build_wheel([each for each in chosen if each.machine == machine], machine, options.out.absolute())
+    for machine in dict.fromkeys(each.machine for each in sets):
+        wheel = build_wheel([each for each in sets if each.machine == machine], machine, options.out.absolute())
         print(wheel.name, f"{wheel.stat().st_size / 1e6:.1f} MB", flush=True)
         problems += audit(wheel, machine)
     print(*problems, sep="\n", file=sys.stderr, end="" if not problems else "\n")
@@ -121,8 +121,8 @@ def build_wheel(sets: Sequence[InstructionSet], machine: str, out: Path) -> Path
         (folder / "pyproject.toml").write_text(_PROJECT)
         (folder / "setup.py").write_text(_SETUP.format(platform=_platform(machine)))
         command = [sys.executable, "-c", _BUILD, str(out)]
-        built = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
-        return out / built.split()[-1]
+        output = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
+        return out / output.split()[-1]
 
 
 def compile_for(instructions: InstructionSet, path: Path, folder: Path) -> None:
@@ -145,8 +145,8 @@ def audit(wheel: Path, machine: str) -> list[str]:
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     words = " ".join(result.stdout.split())
     # The oldest glibc that the libraries run with.
-    needed = re.search(rf'following platform tag: "manylinux_(\d+)_(\d+)_{machine}"', words)
-    is_old_enough = needed is not None and (int(needed[1]), int(needed[2])) <= _GLIBC
+    platform_match = re.search(rf'following platform tag: "manylinux_(\d+)_(\d+)_{machine}"', words)
+    is_old_enough = platform_match is not None and (int(platform_match[1]), int(platform_match[2])) <= _GLIBC
     return [] if result.returncode == 0 and is_old_enough else [f"{wheel.name}: {words}"]
 
 
@@ -162,4 +162,4 @@ def _zig_folder() -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(build_wheels())
