@@ -187,6 +187,30 @@ async def test_a_running_stream_is_resumed_after_the_death_of_its_worker(
     assert rest[-2].data["delta"]["stop_reason"] == "max_tokens"
 
 
+async def test_a_request_cancelled_within_its_stream_ends_it_with_an_error(
+    http: httpx.AsyncClient, client: Client, gate: Gate
+) -> None:
+    gate.hold_at(5)
+    body = {**BODY, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    events: list[dict[str, Any]] = []
+    async with http.stream("POST", "/v1/messages", json=body) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                events.append(json.loads(line.removeprefix("data: ")))
+                if events[-1]["type"] == "message_start":
+                    await client.cancel(events[-1]["message"]["id"])
+    assert [event["type"] for event in events].count("error") == 1
+    assert events[-1]["type"] == "error"
+    assert events[-1]["request_id"] == response.headers["request-id"]
+
+
+async def test_a_stream_that_expires_ends_in_order(http: httpx.AsyncClient, gate: Gate) -> None:
+    gate.hold_at(5)
+    sent = await read_frames(http, {**BODY, "ignore_eos": True, "stream": True, "timeout_s": 1.0})
+    assert [frame.kind for frame in sent[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
+    assert sent[-2].data["delta"]["stop_reason"] == "max_tokens"
+
+
 @pytest.fixture
 def pinging(deployment: LocalStack, tmp_path: Path) -> Iterator[LocalGateway]:
     """A gateway whose streams are never without an event for long."""
