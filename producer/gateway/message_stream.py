@@ -40,7 +40,7 @@ class MessagePosition(msgspec.Struct, frozen=True):
         return [0]
 
     @classmethod
-    def parse(cls, event_id: str, prepared: PreparedMessage, fingerprint: str) -> MessagePosition:
+    def parse_event_id(cls, event_id: str, prepared: PreparedMessage, fingerprint: str) -> MessagePosition:
         """Read the ``Last-Event-ID`` of a request whose body has this ``fingerprint``.
 
         Raises:

@@ -77,13 +77,13 @@ def place_instructions(messages: Messages, support: RoleSupport) -> Messages:
     for message in messages:
         if message["role"] == "system":
             if is_start and support.system_first:
-                _append(placed, message, joins=bool(placed))
+                _append_or_join(placed, message, joins=bool(placed))
             elif message.get("content"):
                 reminder = {**message, "role": "user", "content": _tagged(message["content"])}
-                _append(placed, reminder, joins=bool(placed) and placed[-1]["role"] == "user")
+                _append_or_join(placed, reminder, joins=bool(placed) and placed[-1]["role"] == "user")
                 is_start, is_reminder = False, True
             continue
-        _append(placed, message, joins=is_reminder and message["role"] == "user")
+        _append_or_join(placed, message, joins=is_reminder and message["role"] == "user")
         is_start = False
         is_reminder = is_reminder and message["role"] == "user"
     return placed
@@ -95,7 +95,7 @@ def _renamed(message: dict[str, Any], support: RoleSupport) -> dict[str, Any]:
     return {**message, "role": "system"}
 
 
-def _append(messages: Messages, message: dict[str, Any], *, joins: bool) -> None:
+def _append_or_join(messages: Messages, message: dict[str, Any], *, joins: bool) -> None:
     """Append ``message``; with ``joins`` to the content of the last one."""
     if joins:
         messages[-1] = {**messages[-1], "content": _joined(messages[-1].get("content"), message.get("content"))}
@@ -106,14 +106,14 @@ def _append(messages: Messages, message: dict[str, Any], *, joins: bool) -> None
 def _joined(content: Any, more: Any) -> Any:
     if isinstance(content, str) and isinstance(more, str):
         return f"{content}\n\n{more}"
-    return [*_parts(content), *_parts(more)]
+    return [*_as_parts(content), *_as_parts(more)]
 
 
 def _tagged(content: Any) -> Any:
     if isinstance(content, str):
         return f"{_OPEN}{content}{_CLOSE}"
-    return [*_parts(_OPEN), *content, *_parts(_CLOSE)]
+    return [*_as_parts(_OPEN), *content, *_as_parts(_CLOSE)]
 
 
-def _parts(content: Any) -> list[dict[str, Any]]:
+def _as_parts(content: Any) -> list[dict[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())

@@ -134,7 +134,7 @@ async def _resume(
     if not prepared.stream:
         raise OpenAIError(400, "Last-Event-ID needs stream=true", param="stream")
     if isinstance(prepared, PreparedMessage):
-        position = MessagePosition.parse(last_event_id, prepared, fingerprint)
+        position = MessagePosition.parse_event_id(last_event_id, prepared, fingerprint)
     else:
         num_answers = len(prepared.prompts) * prepared.params.n
         position = Position.parse(last_event_id, num_answers, prepared.id_prefix, fingerprint)

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from ..program import Program, Try, scripted
+from ..program import Program, scripted
 
-_TRIES = ("message", "stream", "tools", "thinking")
-
-
-def _tries(script: str, *names: str) -> tuple[Try, ...]:
-    return tuple(scripted(name, script, name) for name in names or _TRIES)
-
+_FUNCTIONS = {
+    "message": "whole_message",
+    "stream": "stream_message",
+    "tools": "use_tools",
+    "thinking": "send_thinking",
+    "structured": "fill_schema",
+    "count": "count_prompt",
+}
+_COMMON = ("message", "stream", "tools")
 
 ANTHROPIC_PYTHON = Program(
-    "anthropic-python", ["anthropic", "pydantic"], "pip", _tries("anthropic_python.py", *_TRIES, "structured", "count")
+    "anthropic-python",
+    ["anthropic"],
+    "pip",
+    [scripted(label, "anthropic_python.py", function) for label, function in _FUNCTIONS.items()],
 )
 ANTHROPIC_JS = Program(
-    "anthropic-js", ["@anthropic-ai/sdk"], "npm", _tries("anthropic_js.mjs", "message", "stream", "tools")
+    "anthropic-js",
+    ["@anthropic-ai/sdk"],
+    "npm",
+    [scripted(label, "anthropic_js.mjs", label) for label in _COMMON],
 )
 LANGCHAIN_ANTHROPIC = Program(
     "langchain-anthropic",
     ["langchain-anthropic"],
     "pip",
-    _tries("langchain_on_anthropic.py", "message", "stream", "tools"),
+    [scripted(label, "langchain_on_anthropic.py", _FUNCTIONS[label]) for label in _COMMON],
 )

@@ -22,13 +22,13 @@ SCHEMA = {
 TOOLS = [{"name": "get_weather", "description": "Current weather", "input_schema": SCHEMA}]
 
 
-def message() -> None:
+def whole_message() -> None:
     answer = ai.messages.create(**BODY)
     assert answer.content[0].text.startswith("Four plus two"), answer
     assert answer.stop_reason == "end_turn"
 
 
-def stream() -> None:
+def stream_message() -> None:
     with ai.messages.stream(**BODY) as events:
         text = "".join(events.text_stream)
         whole = events.get_final_message()
@@ -38,7 +38,7 @@ def stream() -> None:
     assert whole.usage.output_tokens > 0
 
 
-def tools() -> None:
+def use_tools() -> None:
     messages: list[Any] = [{"role": "user", "content": "Weather in Bonn?"}]
     for is_streamed in (False, True):
         body = BODY | {"messages": messages, "tools": TOOLS}
@@ -55,7 +55,7 @@ def tools() -> None:
         assert last.content[0].text.startswith("The work is done"), last
 
 
-def thinking() -> None:
+def send_thinking() -> None:
     thought = {"type": "thinking", "thinking": "Six.", "signature": ""}
     turn = {"role": "assistant", "content": [thought, {"type": "text", "text": "Six."}]}
     messages = [*BODY["messages"], turn, {"role": "user", "content": "Sure?"}]
@@ -63,14 +63,14 @@ def thinking() -> None:
     assert answer.content[0].text.startswith("Four plus two"), answer
 
 
-def structured() -> None:
+def fill_schema() -> None:
     messages = [{"role": "user", "content": "Which city? Answer as JSON"}]
     output = {"format": {"type": "json_schema", "schema": SCHEMA}}
     answer = ai.messages.create(**BODY | {"messages": messages, "output_config": output})
     assert answer.content[0].text == '{"city": "Bonn"}', answer
 
 
-def count() -> None:
+def count_prompt() -> None:
     counted = ai.messages.count_tokens(model=MODEL, messages=BODY["messages"])
     usage = ai.messages.create(**BODY).usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens

@@ -18,18 +18,18 @@ def get_weather(city: str) -> str:
     return f"sunny in {city}"
 
 
-def message() -> None:
+def whole_message() -> None:
     answer = ai.invoke(QUESTION)
     assert answer.text.startswith("Four plus two"), answer
     assert answer.usage_metadata["total_tokens"] > 0
 
 
-def stream() -> None:
+def stream_message() -> None:
     text = "".join(chunk.text for chunk in ai.stream(QUESTION))
     assert text.startswith("Four plus two"), text
 
 
-def tools() -> None:
+def use_tools() -> None:
     with_tools = ai.bind_tools([get_weather])
     messages: list[Any] = [HumanMessage("Weather in Bonn?")]
     answer = with_tools.invoke(messages)
