@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -21,6 +22,7 @@ ASSETS = {
 }
 # Sources, and pages for the project's own engineers, come after the guide in results of a search.
 BOOST = {"examples": 0.3, "decisions": 0.3, "measurements": 0.2, "project": 0.3}
+_OPTION = re.compile(r"<code>(--?\w[^<]{0,40})</code>")
 
 
 def on_startup(command: str, dirty: bool) -> None:
@@ -72,5 +74,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return the text with links from the names of errors."""
-    return errors.link_names(html, page.file.src_uri)
+    """Return the text with links from the names of errors, and with a class for options, which must not be broken."""
+    return errors.link_names(_OPTION.sub(r'<code class="option">\1</code>', html), page.file.src_uri)
