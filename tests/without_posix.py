@@ -16,7 +16,21 @@ import signal
 import socket
 import sys
 
-MODULES = ("fcntl", "termios", "resource", "pwd", "grp", "pty", "tty", "syslog", "posix", "readline", "curses", "spwd")
+MODULES = (
+    "fcntl",
+    "termios",
+    "resource",
+    "pwd",
+    "grp",
+    "pty",
+    "tty",
+    "syslog",
+    "posix",
+    "readline",
+    "curses",
+    "spwd",
+    "uvloop",
+)
 _OF_OS = """
     fork forkpty register_at_fork getuid geteuid getgid getegid getgroups getpgid getpgrp getsid setsid setuid setgid
     killpg wait wait3 wait4 waitid WNOHANG pread pwrite preadv pwritev sendfile posix_spawn posix_spawnp posix_fallocate

@@ -61,7 +61,6 @@ def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads",
         type=int,
-        default=len(os.sched_getaffinity(0)),
         help="torch threads of our engines (default: all cores, as the rivals have; 0 lets the engine choose)",
     )
     parser.add_argument(
@@ -79,6 +78,9 @@ def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_bench_command(arguments: argparse.Namespace) -> int:
     rows, peers = chosen_rows(arguments.only), chosen_peers(arguments.peers)
+    if arguments.threads is None:
+        # Not the option's default, since `penstock --help` must not need it: Windows and macOS lack it.
+        arguments.threads = len(os.sched_getaffinity(0))
     for name, least in (("queue-depth", 1), ("rounds", 1), ("single", 1), ("requests", 0), ("threads", 0)):
         if (value := getattr(arguments, name.replace("-", "_"))) < least:
             raise UsageError(f"--{name} must be at least {least}, got {value}")

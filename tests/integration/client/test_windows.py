@@ -17,6 +17,7 @@ from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
+from penstock.shared.values.distribution import VERSION
 
 from ...redis_server import RedisServer
 from .harness import claim_one, write
@@ -63,6 +64,21 @@ from penstock.worker.cli import main
 print(main(["start"]))
 """
 
+PROGRAMS = """
+import sys
+from penstock.ops.cli import main
+from penstock.shared.values import distribution
+# Linux's way to start git needs the names that are removed here.
+distribution._read_commit = lambda: ""
+sys.platform = "win32"
+for words in (["--version"], ["--help"], ["generate", "--help"]):
+    try:
+        status = main(words)
+    except SystemExit as leaving:
+        status = leaving.code
+    assert not status, words
+"""
+
 
 async def start(tmp_path: Path, script: str, *arguments: str) -> asyncio.subprocess.Process:
     file = tmp_path / "script.py"
@@ -106,6 +122,12 @@ async def test_clients_run(tmp_path: Path, tcp_url: str) -> None:
         await write(broker, await claim_one(broker), 0, token, end=FinishReason.LENGTH)
     assert await output_of(asking) == ["AB", "C", "D"]
     await connection.close()
+
+
+async def test_the_program_shows_help_and_version(tmp_path: Path) -> None:
+    lines = await output_of(await start(tmp_path, PROGRAMS))
+    assert lines[0] == f"penstock {VERSION}"
+    assert len([line for line in lines if line.startswith("usage: penstock")]) == 2
 
 
 @pytest.mark.parametrize("words", ["the embedded Redis needs Linux", "no unix sockets", "the worker needs Linux"])
