@@ -67,11 +67,11 @@ class IdempotencyKeys:
             if await self._connection.execute(*command):
                 return created, True
             data = await self._connection.execute("GET", self._name(tenant, key))
-        known = _decoder.decode(data)
-        if known.digest != digest:
+        reservation = _decoder.decode(data)
+        if reservation.digest != digest:
             message = f"{HEADER} {shown(key)} was used for another body; send a new key with a new body"
             raise OpenAIError(409, message, param=HEADER, code="idempotency_key_reused")
-        return known, False
+        return reservation, False
 
     async def replace(self, tenant: str, key: str, reservation: Reservation) -> Reservation:
         """Return the next reservation of ``key``, after the generation of ``reservation`` ended without an answer."""

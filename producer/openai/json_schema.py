@@ -138,6 +138,9 @@ def structured_outputs_of(response_format: object) -> StructuredOutputsParams | 
     if kind == "text":
         return None
     if kind == "json_object":
+        schema = _mapping(response_format, "response_format").get("schema")
+        if schema is not None:  # llama-server's and Together's form of a schema
+            return _grammar(check_schema(schema, "response_format.schema"), "response_format.schema", is_strict=False)
         return StructuredOutputsParams(json_object=True, disable_any_whitespace=True)
     if kind == "json_schema":
         return _grammar_of_schema(_mapping(response_format, "response_format").get("json_schema"))
@@ -153,13 +156,16 @@ def _grammar_of_schema(description: object) -> StructuredOutputsParams:
     strict = fields.get("strict")
     if not isinstance(strict, bool | None):
         raise ValidationError(f"{field}.strict must be true or false, got {shown(strict)}")
-    schema = check_schema(fields.get("schema"), SCHEMA_FIELD)
+    return _grammar(check_schema(fields.get("schema"), SCHEMA_FIELD), SCHEMA_FIELD, is_strict=bool(strict))
+
+
+def _grammar(schema: dict[str, Any], field: str, *, is_strict: bool) -> StructuredOutputsParams:
     try:
         return StructuredOutputsParams(
-            json=schema, disable_any_whitespace=True, disable_additional_properties=bool(strict)
+            json=schema, disable_any_whitespace=True, disable_additional_properties=is_strict
         )
     except ValidationError as error:
-        raise ValidationError(str(error).replace("structured_outputs.json", SCHEMA_FIELD)) from error
+        raise ValidationError(str(error).replace("structured_outputs.json", field)) from error
 
 
 def _mapping(value: object, field: str) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -11,10 +11,13 @@ from starlette.responses import Response
 
 from ....shared.deployment.records import ModelCard
 from ....shared.lora.registry import AdapterRecord
+from ....shared.params.kinds import GENERATE
 from ....shared.values.shown import shown
 from ...openai.errors import OpenAIError
 from ..http import gateway_of, json_response
 from ..operations import Operation
+
+Capability = Literal["chat", "completions", "embeddings", "reasoning", "structured_outputs", "tools", "vision"]
 
 
 class Model(msgspec.Struct, kw_only=True):
@@ -22,7 +25,8 @@ class Model(msgspec.Struct, kw_only=True):
     named, in Unix time.
 
     ``max_model_len``, ``root`` and ``parent`` are vLLM's fields; for an adapter, ``root`` is its folder and ``parent``
-    its model.
+    its model. ``context_length`` and ``max_output_tokens`` are the same limit under the names that agents read, since
+    prompt and output share it. ``capabilities`` are names of what its requests may use.
     """
 
     id: str
@@ -32,6 +36,9 @@ class Model(msgspec.Struct, kw_only=True):
     max_model_len: int
     root: str
     parent: str | None
+    context_length: int
+    max_output_tokens: int
+    capabilities: list[Capability]
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -117,6 +124,7 @@ def _model(card: ModelCard) -> Model:
         max_model_len=card.max_model_len,
         root=card.model,
         parent=None,
+        **_limits(card),
     )
 
 
@@ -129,7 +137,28 @@ def _adapter(record: AdapterRecord, card: ModelCard) -> Model:
         max_model_len=card.max_model_len,
         root=record.path,
         parent=record.model,
+        **_limits(card),
     )
+
+
+def _limits(card: ModelCard) -> dict[str, Any]:
+    """Return the fields of a model that describe what its requests may use."""
+    generates = GENERATE in card.supported_tasks
+    has_grammars = card.setup is not None and bool(card.setup.structured_outputs_backend)
+    capabilities = {
+        "chat": generates and card.has_chat_template,
+        "completions": generates,
+        "embeddings": card.pooling is not None,
+        "reasoning": bool(card.reasoning_parser),
+        "structured_outputs": generates and has_grammars,
+        "tools": generates and card.has_chat_template and bool(card.tool_call_parser),
+        "vision": bool(card.max_images),
+    }
+    return {
+        "context_length": card.max_model_len,
+        "max_output_tokens": card.max_model_len,
+        "capabilities": [name for name, is_offered in capabilities.items() if is_offered],
+    }
 
 
 OPERATIONS = (

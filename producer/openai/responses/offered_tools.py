@@ -237,8 +237,7 @@ def _allowed(offered: Sequence[OfferedTool], choice: dict[str, Any]) -> tuple[li
     if mode not in ("auto", "required") or not isinstance(allowed, list):
         raise bad_field("tool_choice", "tool_choice 'allowed_tools' must have a mode, 'auto' or 'required', and tools")
     entries = [entry for entry in allowed if isinstance(entry, dict)]
-    known = [entry for entry in entries if entry.get("type") in ("function", "custom", TOOL_SEARCH)]
-    tools = [_named(offered, entry) for entry in known]
-    if not known or None in tools:
+    tools = [_named(offered, entry) for entry in entries if entry.get("type") in ("function", "custom", TOOL_SEARCH)]
+    if not tools or None in tools:
         raise bad_field("tool_choice", f"tool_choice.tools must name some of the tools, got {shown(allowed)}")
     return [tool for tool in offered if tool in tools], mode

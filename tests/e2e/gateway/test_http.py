@@ -277,6 +277,9 @@ def test_models_have_the_time_since_when_they_are_served(http: httpx.Client) -> 
     (model,) = [one for one in http.get("/v1/models").json()["data"] if one["id"] == "demo"]
     assert abs(model["created"] - time.time()) < 24 * 3600
     assert http.get("/v1/models/demo").json() == model
+    assert model["context_length"] == model["max_output_tokens"] == model["max_model_len"] == 2048
+    assert set(model["capabilities"]) >= {"chat", "completions", "structured_outputs"}
+    assert "vision" not in model["capabilities"]
     assert http.head("/v1/models").status_code == 200
 
 

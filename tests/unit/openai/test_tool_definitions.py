@@ -198,3 +198,12 @@ def test_ids_of_calls_are_the_same_at_every_reading_and_fit_the_templates() -> N
     assert len(mistral.call_id("r", 0, 0)) == 9
     with pytest.raises(ValidationError, match=r"tool_call_parser must be one of .*hermes, .*, got 'x'"):
         find_tool_call_style("x")
+
+
+def test_a_json_object_may_have_a_schema() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    grammar = structured_outputs_of({"type": "json_object", "schema": schema})
+    assert grammar is not None
+    assert (grammar.json, grammar.json_object) == (schema, None)
+    with pytest.raises(ValidationError, match=r"response_format\.schema\.type must be one or more of"):
+        structured_outputs_of({"type": "json_object", "schema": {"type": "text"}})

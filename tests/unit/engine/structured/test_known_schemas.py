@@ -122,6 +122,39 @@ def test_a_grammar_without_an_end_is_refused(backend: Backend) -> None:
     assert constraint.failure.message == "structured_outputs: the grammar allows neither a further token nor the end"
 
 
+# As zod 4 writes z.object({id: z.string().meta({format: "cuid"}), n: z.number().int(), extra: z.record(...)}), and
+# pydantic a model with a path and a secret.
+ZOD = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "format": "cuid"},
+        "n": {"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991},
+        "extra": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "string"}},
+    },
+    "required": ["id", "n"],
+    "additionalProperties": False,
+}
+PYDANTIC = {
+    "$defs": {"Kind": {"enum": ["a", "b"], "title": "Kind", "type": "string"}},
+    "properties": {
+        "path": {"format": "path", "title": "Path", "type": "string"},
+        "secret": {"format": "password", "title": "Secret", "type": "string", "writeOnly": True},
+        "kind": {"anyOf": [{"$ref": "#/$defs/Kind"}, {"type": "null"}], "default": None},
+    },
+    "required": ["path", "secret"],
+    "title": "Settings",
+    "type": "object",
+}
+
+
+@pytest.mark.parametrize("schema", [ZOD, PYDANTIC], ids=["zod", "pydantic"])
+def test_schemas_that_packages_write_are_accepted(backend: Backend, schema: Any) -> None:
+    grammar = compiled(backend, schema)
+    assert grammar is not None
+    assert [fault_of(grammar, schema) for _ in range(5)] == [None] * 5
+
+
 @pytest.mark.parametrize("name", sorted(FORMATS.checkers.keys() - {"regex"}))
 def test_formats_follow_the_standard(backend: Backend, name: str) -> None:
     for schema in ({"type": "string", "format": name}, {"type": ["string", "null"], "format": name}):

@@ -65,7 +65,6 @@ REFUSED_BY_XGRAMMAR: list[tuple[Any, str]] = [
     ({"type": "array", "contains": INTEGER, "minContains": 2}, "contains"),
     ({"type": "string", "pattern": "^a+$", "maxLength": 3}, "maxLength beside pattern"),
     ({"type": "string", "format": "email", "maxLength": 5}, "maxLength beside format"),
-    ({"type": "string", "format": "unheard-of"}, "unheard-of"),
     ({"type": "string", "pattern": "^(a|^b)$"}, "inside the pattern"),
     ({"type": "string", "pattern": "\\x01"}, "in a JSON string"),
     ({"type": "object", "patternProperties": {"^a": INTEGER}}, "patternProperties"),

@@ -1,7 +1,7 @@
 """Reads and checks a JSON schema, and keeps only the keywords that constrain values.
 
-Each referenced schema becomes a definition with a number as its name. Annotations and keywords unknown to JSON Schema
-constrain nothing and are left out, so a library sees no keyword that was not checked here.
+Each referenced schema becomes a definition with a number as its name. Annotations, and keywords and formats unknown to
+JSON Schema, constrain nothing and are left out, so a library sees no keyword that was not checked here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from .....shared.errors import ValidationError
 from .....shared.values.shown import shown
+from .formats import PATTERNS
 from .keywords import (
     DEFINITIONS,
     KNOWN,
@@ -24,6 +25,8 @@ from .keywords import (
 from .patterns import anchored
 
 Schema = dict[str, Any]
+# The only format of JSON Schema without a pattern.
+_UNSUPPORTED_FORMAT = "regex"
 
 
 @dataclass
@@ -95,14 +98,16 @@ class _Reader:
             if keyword in DEFINITIONS:
                 for name, child in value.items():
                     self._name_of(f"{place}/{keyword}/{_escape(name)}", child)
-            elif keyword in KNOWN:
+            elif keyword in KNOWN and not (keyword == "format" and value not in PATTERNS):
                 result[keyword] = self._read_value(keyword, value, place)
         return result
 
     def _check(self, keyword: str, value: Any, place: str) -> None:
         at = f"{self._where}: {place}"
-        if keyword in UNSUPPORTED and value is not None and value is not False:
+        if keyword in UNSUPPORTED and value is not None and value is not False and not _allows_any_name(keyword, value):
             raise ValidationError(f"{at}: {keyword} is not supported by {self._library}, nor by another; leave it out")
+        if keyword == "format" and value == _UNSUPPORTED_FORMAT:
+            raise ValidationError(f"{at}: format {shown(value)} is not supported by {self._library}; leave it out")
         if keyword == "$id" and place != "#":
             raise ValidationError(f"{at}: $id is supported at the root only; refer to #/$defs/…")
         check_value(keyword, value, at)
@@ -142,6 +147,11 @@ class _Reader:
             self._names[place] = str(len(self._names))
             self._unread.append((place, schema))
         return self._names[place]
+
+
+def _allows_any_name(keyword: str, value: Any) -> bool:
+    """Return whether a ``propertyNames`` constrains nothing, as zod writes it for every record."""
+    return keyword == "propertyNames" and value in (True, {}, {"type": "string"})
 
 
 def _escape(name: str) -> str:

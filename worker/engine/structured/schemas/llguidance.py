@@ -134,12 +134,6 @@ class _Writer:
         types = result.get("type", "string")
         if "string" not in ([types] if isinstance(types, str) else types):
             return
-        if name not in PATTERNS:
-            raise self._refuse(
-                place,
-                f"format {name!r} is not supported; known are {', '.join(sorted(PATTERNS))}; say it in a pattern, or "
-                f"leave it out",
-            )
         pattern = anchored(f"^{PATTERNS[name]}$", "")
         if "pattern" in result:
             result["allOf"] = [*result.get("allOf", []), {"pattern": pattern}]

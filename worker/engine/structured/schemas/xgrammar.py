@@ -66,8 +66,6 @@ class _Writer:
         if deciding:
             return self._write_deciding(schema, deciding, place)
         types = self._types(schema, place)
-        if "format" in schema and "string" in types:
-            self._check_format(schema, place)
         alternatives = [self._write_type(name, schema, place) for name in types]
         return {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0] if alternatives else {}
 
@@ -189,14 +187,6 @@ class _Writer:
         if lower is not None and upper is not None and lower[1] and upper[1] and upper[0] - lower[0] <= _STEP:
             raise self._refuse(place, f"xgrammar writes no number between {lower[0]} and {upper[0]}{_BY_LLGUIDANCE}")
         return {"type": "number"} | {keyword: schema[keyword] for keyword in RANGES if keyword in schema}
-
-    def _check_format(self, schema: Schema, place: str) -> None:
-        if schema["format"] not in PATTERNS:
-            raise self._refuse(
-                place,
-                f"format {schema['format']!r} is not supported; known are {', '.join(sorted(PATTERNS))}; say it in a "
-                f"pattern, or leave it out",
-            )
 
     def _string(self, schema: Schema, place: str) -> Schema:
         rules = [keyword for keyword in ("pattern", "format") if keyword in schema]
