@@ -30,6 +30,7 @@ class Parsers(msgspec.Struct, frozen=True):
 
     ``thinks_before_grammar``: an answer with a grammar also starts with reasoning.
     ``takes_developer``: the chat template knows the role "developer".
+    ``has_json_options``: the engine takes options for whitespace and properties with a grammar.
     ``has_structural_tags``: the engine takes structural tags. ``forces_natively``: it enforces those of every format.
     """
 
@@ -37,6 +38,7 @@ class Parsers(msgspec.Struct, frozen=True):
     reasoning: str = NONE
     thinks_before_grammar: bool = False
     takes_developer: bool = False
+    has_json_options: bool = True
     has_structural_tags: bool = True
     forces_natively: bool = False
 
@@ -70,6 +72,7 @@ class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
             tool_call=tool_call if tool_call in TOOL_CALL_PARSERS else DEFAULT_TOOL_CALL_PARSER,
             reasoning=reasoning if reasoning in REASONING_FORMATS else NONE,
             thinks_before_grammar=card is not None and card.thinks_before_grammar,
+            has_json_options=setup is None or setup.engine == "penstock",
             has_structural_tags=setup is None or setup.engine in ("penstock", "vllm"),
             forces_natively=setup is not None
             and setup.engine == "penstock"

@@ -226,7 +226,7 @@ def answer_form(
     call_grammar = calls.grammar
     if format_grammar is not None and choice.mode == "auto":
         call_grammar, format_grammar = None, calls.or_answer(format_grammar)
-    output_grammar = grammar or call_grammar or format_grammar
+    output_grammar = grammar or _for_engine(call_grammar or format_grammar, parsers)
     if output_grammar is not None and parsers.thinks_before_grammar and parsers.reasoning == NONE:
         # No parser would remove the thinking from the answer.
         output_grammar = msgspec.structs.replace(output_grammar, enable_in_reasoning=True)
@@ -253,6 +253,13 @@ def answer_form(
         is_inside=is_inside and reasoning is not None and reasoning.starts_in_prompt,
         includes_reasoning=fields.include_reasoning is not False,
     )
+
+
+def _for_engine(grammar: StructuredOutputsParams | None, parsers: Parsers) -> StructuredOutputsParams | None:
+    """Return a grammar that the caller has not written, without options that the engine would refuse."""
+    if grammar is None or parsers.has_json_options:
+        return grammar
+    return msgspec.structs.replace(grammar, disable_any_whitespace=False, disable_additional_properties=False)
 
 
 def _grammar_fields(

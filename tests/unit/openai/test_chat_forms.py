@@ -251,6 +251,19 @@ def test_a_body_without_end_is_refused() -> None:
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"response_format": SCHEMA}, {"tools": [WEATHER], "tool_choice": "required"}],
+    ids=["response format", "forced call"],
+)
+def test_an_engine_without_options_of_grammars_gets_none(fields: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "Hot?"}], **fields}
+    for has_options in (True, False):
+        grammar = prepare(CHAT_COMPLETIONS, body, Parsers(has_json_options=has_options)).params.structured_outputs
+        assert grammar is not None
+        assert (grammar.disable_any_whitespace, grammar.disable_additional_properties) == (has_options, has_options)
+
+
 def test_parsers_are_those_of_the_card_unless_chosen() -> None:
     card, plain = ModelCard(model="m", tool_call_parser="mistral", reasoning_parser="qwen3"), ModelCard(model="p")
     thinking = ModelCard(model="t", reasoning_parser="qwen3", thinks_before_grammar=True)
