@@ -117,14 +117,18 @@ def quantize_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | N
     return _quantize("quantize_linear", weight, _empty_panels(len(weight), weight.shape[1], torch.int8, arena), bias)
 
 
-def quantize_weight_to_nibbles(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
+def quantize_weight_to_nibbles(
+    weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None, feedback: Tensor | None = None
+) -> PackedWeight:
     """Pack a weight ``[N, K]`` in four bits, with a step and a zero per 32 inputs of an output.
 
     An element is ``scale * step * (nibble - zero)``. The scale belongs to the output; the others are 0 to 15. For each
     block, a few steps and zeros near its range are tried, and the least squared error wins. The bias stays in float32.
+    The weight is rotated first, as ``linear`` rotates its inputs.
 
     Args:
         arena: as for ``pack_weight``.
+        feedback: float32 ``[K, K]`` of ``error_feedback``; None to round each element to the nearest.
 
     Raises:
         KernelInputError: ``can_quantize_to_nibbles`` is False.
@@ -136,17 +140,23 @@ def quantize_weight_to_nibbles(weight: Tensor, bias: Tensor | None = None, arena
     num_inputs = -(-weight.shape[1] // _NIBBLE_INPUTS_MULTIPLE) * _NIBBLE_INPUTS_MULTIPLE
     shape = (_padded(len(weight)) // PANEL, num_inputs // _BLOCK_INPUTS, _BLOCK_BYTES)
     packed = torch.empty(shape, dtype=torch.uint8) if arena is None else arena.empty(shape, torch.uint8)
-    return _quantize("quantize_linear_to_nibbles", weight, packed, bias)
+    if feedback is None:
+        return _quantize("quantize_linear_to_nibbles", weight, packed, bias, None)
+    size = weight.shape[1]
+    if feedback.shape != (size, size) or feedback.dtype != torch.float32 or not feedback.is_contiguous():
+        actual = f"{feedback.dtype} {tuple(feedback.shape)}"
+        raise KernelInputError(f"feedback must be contiguous float32 [{size}, {size}], got {actual}")
+    return _quantize("quantize_linear_to_nibbles", weight, packed, bias, feedback.data_ptr())
 
 
-def _quantize(name: str, weight: Tensor, packed: Tensor, bias: Tensor | None) -> PackedWeight:
+def _quantize(name: str, weight: Tensor, packed: Tensor, bias: Tensor | None, *options: int | None) -> PackedWeight:
     function = library(name, weight.dtype)
     assert function is not None  # the callers have checked
     num_outputs, num_inputs = weight.shape
     source = weight.detach().contiguous()
     scales, offsets = torch.zeros(_padded(num_outputs)), torch.zeros(_padded(num_outputs), dtype=torch.int32)
-    pointers = (tensor.data_ptr() for tensor in (source, packed, scales, offsets))
-    function(*pointers, num_outputs, num_inputs)
+    pointers = (tensor.data_ptr() for tensor in (packed, scales, offsets))
+    function(source.data_ptr(), *options, *pointers, num_outputs, num_inputs)
     return PackedWeight(packed, pack_bias(bias), num_inputs, num_outputs, scales, offsets)
 
 
@@ -156,8 +166,7 @@ def unpack_weight(weight: PackedWeight) -> Tensor:
     plain = panels.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)[: weight.num_outputs, : weight.num_inputs]
     if weight.scales is None:
         return plain
-    dequantized = plain * weight.scales[: weight.num_outputs, None]
-    return dequantized if weight.is_in_nibbles else rotate(dequantized)
+    return rotate(plain * weight.scales[: weight.num_outputs, None])
 
 
 def split_weight(weight: PackedWeight, num_outputs: Sequence[int]) -> list[PackedWeight]:
@@ -231,8 +240,7 @@ def _unpack_nibbles(nibbles: Tensor) -> Tensor:
 def linear(inputs: Tensor, weight: PackedWeight) -> Tensor:
     """Return ``inputs @ weight.T + bias``, summed in float32 and rounded once.
 
-    With a quantized weight the inputs are quantized to bytes, with a scale per row; for a weight in bytes they are
-    rotated first.
+    With a quantized weight the inputs are rotated and quantized to bytes, with a scale per row.
 
     Args:
         inputs: ``[..., K]``, dtype of the unpacked weight.

@@ -52,7 +52,7 @@ void multiply(const T* inputs, int64_t input_stride, const Linear& weight, Out* 
   if (weight.scales) {
     const int64_t row_bytes = weight.is_in_nibbles ? padded_inputs(weight.num_inputs) : weight.num_inputs;
     const QuantizedRows rows =
-        quantize_rows(inputs, input_stride, num_rows, weight.num_inputs, row_bytes, !weight.is_in_nibbles);
+        quantize_rows(inputs, input_stride, num_rows, weight.num_inputs, row_bytes);
     const auto results = Results<T, uint8_t, Out>::for_product(rows.steps, weight, out, out_stride);
     if (weight.is_in_nibbles) {
       multiply_by_nibbles(rows.values, row_bytes, weight, results, num_rows);

@@ -1,8 +1,9 @@
 // Four-bit weights, which are unpacked to the bytes of panels.h when they are read.
 //
-// Every 32 inputs of an output share a step and a zero, both 0 to 15. A weight is step * (nibble - zero), a signed byte
-// in units of the output's scale. So an output's sum is an integer, independent of the order of additions, and scaled
-// once, as for byte weights: products on vectors and on tile registers have the same bits.
+// Weights are rotated first (rotation.h). Every 32 inputs of an output share a step and a zero, both 0 to 15. A weight
+// is step * (nibble - zero), a signed byte in units of the output's scale. So an output's sum is an integer, independent
+// of the order of additions, and scaled once, as for byte weights: products on vectors and on tile registers have the
+// same bits.
 //
 // A panel consists of blocks of 32 inputs. A block has a header byte for each of the 64 outputs, with the step in the
 // low bits and the zero in the high bits, ordered so that the headers of outputs l, l + 16, l + 32 and l + 48 form a

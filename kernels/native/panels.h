@@ -41,26 +41,24 @@ inline int32_t bits_of(float value) {
   return bits;
 }
 
-template <typename T>
-void quantize_row(const T* row, uint8_t* out, float* step, int64_t size) {
+inline void quantize_row(const float* row, uint8_t* out, float* step, int64_t size) {
   // Bits without the sign compare like the numbers. Clang vectorizes a maximum of integers, but not of floats.
   int32_t largest_bits = 0;
 #pragma omp simd reduction(max : largest_bits)
-  for (int64_t i = 0; i < size; ++i) largest_bits = std::max(largest_bits, bits_of(std::fabs(to_float(row[i]))));
+  for (int64_t i = 0; i < size; ++i) largest_bits = std::max(largest_bits, bits_of(std::fabs(row[i])));
   float largest;
   std::memcpy(&largest, &largest_bits, sizeof(largest));
   *step = largest / BYTE_RANGE;
   const float factor = largest > 0 ? BYTE_RANGE / largest : 0.0f;
 #pragma omp simd
   for (int64_t i = 0; i < size; ++i) {
-    out[i] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(to_float(row[i]) * factor)) + BYTE_ZERO);
+    out[i] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(row[i] * factor)) + BYTE_ZERO);
   }
 }
 
-// Quantizes rows to row_bytes each, after their rotation if is_rotated; only the first size bytes are written.
+// Rotates rows and quantizes them to row_bytes each; only the first size bytes are written.
 template <typename T>
-QuantizedRows quantize_rows(const T* rows, int64_t stride, int64_t num_rows, int64_t size, int64_t row_bytes,
-                            bool is_rotated) {
+QuantizedRows quantize_rows(const T* rows, int64_t stride, int64_t num_rows, int64_t size, int64_t row_bytes) {
   static thread_local std::vector<uint8_t> values;
   static thread_local std::vector<float> steps;
   if (static_cast<int64_t>(values.size()) < num_rows * row_bytes) values.resize(num_rows * row_bytes);
@@ -70,14 +68,10 @@ QuantizedRows quantize_rows(const T* rows, int64_t stride, int64_t num_rows, int
   float* step = steps.data();
   for_ranges(num_rows, 8, [&](int64_t start, int64_t end) {
     static thread_local std::vector<float> rotated;
-    if (is_rotated && static_cast<int64_t>(rotated.size()) < size) rotated.resize(size);
+    if (static_cast<int64_t>(rotated.size()) < size) rotated.resize(size);
     for (int64_t row = start; row < end; ++row) {
-      if (is_rotated) {
-        rotate_row(rows + row * stride, rotated.data(), size);
-        quantize_row(rotated.data(), to + row * row_bytes, step + row, size);
-      } else {
-        quantize_row(rows + row * stride, to + row * row_bytes, step + row, size);
-      }
+      rotate_row(rows + row * stride, rotated.data(), size);
+      quantize_row(rotated.data(), to + row * row_bytes, step + row, size);
     }
   });
   return result;

@@ -22,6 +22,7 @@ from penstock.kernels.linear import (
     split_weight,
     unpack_weight,
 )
+from penstock.kernels.linear.feedback import error_feedback
 from penstock.kernels.rotation import rotate
 
 from .test_native import DTYPES, random
@@ -88,21 +89,26 @@ def test_linear_in_bytes(
     check_product(inputs, packed, bias)
 
 
-def test_an_outlier_in_the_inputs_costs_bytes_little_precision() -> None:
-    """Its weights are zero, so only the step of its row counts: without a rotation the error would be 0.9."""
+def test_an_outlier_in_the_inputs_costs_little_precision() -> None:
+    """Its weights are zero, so only the step of its row counts: without a rotation the error would be 0.9.
+
+    In four bits its rotated weights are rounded, and feedback keeps their sum.
+    """
     weight, inputs = random(100, 576, dtype=torch.float32), random(20, 576, dtype=torch.float32)
     inputs[:, 77] = 200
     weight[:, 77] = 0
     expected = inputs.double() @ weight.double().T
-    actual = linear(inputs, quantize_weight(weight)).double()
-    assert (actual - expected).norm() < 0.1 * expected.norm()
+    nibbles = quantize_weight_to_nibbles(weight, feedback=error_feedback(inputs))
+    for packed, bound in ((quantize_weight(weight), 0.1), (nibbles, 0.15)):
+        actual = linear(inputs, packed).double()
+        assert (actual - expected).norm() < bound * expected.norm()
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 3), (65, 132), (401, 600)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_linear_in_four_bits(dtype: torch.dtype, num_outputs: int, num_inputs: int) -> None:
     weight, inputs = random(num_outputs, num_inputs, dtype=dtype), random(130, num_inputs, dtype=dtype)
-    # An outlier takes the bytes of its whole row; the other blocks have but a part of their steps.
+    # The rotation spreads an outlier over its row.
     weight[num_outputs // 2, 0] = 20
     bias = random(num_outputs, dtype=dtype)
     packed = quantize_weight_to_nibbles(weight, bias)
@@ -114,7 +120,7 @@ def test_linear_in_four_bits(dtype: torch.dtype, num_outputs: int, num_inputs: i
 
 
 def test_numbers_that_four_bits_can_hold_are_exact() -> None:
-    """Steps and zeros of every size, a row of zeros, and one without negative weights."""
+    """Steps and zeros of every size, a row of zeros, and one without negative weights, with feedback and without."""
     steps = torch.arange(1, 16).repeat(5)[:64, None]
     zeros = (torch.arange(64)[:, None] * 7 % 9).expand(64, 32)
     nibbles = torch.arange(32).expand(64, 32) % 16
@@ -124,20 +130,62 @@ def test_numbers_that_four_bits_can_hold_are_exact() -> None:
     scaling[:, 0] = 127
     weight = torch.cat([block.float(), scaling], 1)
     weight[5], weight[6] = 0, weight[6].abs()
-    packed = quantize_weight_to_nibbles(weight)
-    result = unpack_weight(packed)
-    assert (result[5] == 0).all()
     fits = ((block >= -127) & (block < 127)).all(1)
-    difference = (result - weight)[:, :32].abs().amax(1)
-    assert (difference <= steps[:, 0] / 2 + 1).all()
-    assert (difference[fits] == 0).float().mean() > 0.9
+    for feedback in (None, error_feedback(correlated_rows(200, 64))):
+        result = rotate(unpack_weight(quantize_weight_to_nibbles(rotate(weight), feedback=feedback)))
+        assert (result[5] == 0).all()
+        difference = (result - weight)[:, :32].abs().amax(1)
+        assert (difference[fits] < 1e-3).float().mean() > 0.9
+        if feedback is None:
+            assert (difference <= steps[:, 0] / 2 + 1).all()
+
+
+def correlated_rows(num_rows: int, size: int) -> Tensor:
+    """Return rows with a few large directions, as inputs of layers have."""
+    return random(num_rows, size, dtype=torch.float32) @ (
+        random(size, size, dtype=torch.float32) * torch.logspace(0, -2, size)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(65, 33), (70, 100), (130, 600)])
+def test_feedback_of_errors(dtype: torch.dtype, num_outputs: int, num_inputs: int) -> None:
+    """Its coefficients factor the matrix of inputs, and products with such inputs have half the error or less."""
+    weight, examples = random(num_outputs, num_inputs, dtype=dtype), correlated_rows(700, num_inputs).to(dtype)
+    feedback = error_feedback(examples)
+    assert feedback is not None
+    rows = rotate(examples).double()
+    hessian = rows.T @ rows
+    hessian.diagonal().add_(0.01 * hessian.diagonal().mean())
+    importance, upper = feedback.diagonal().double(), feedback.double().clone()
+    upper.diagonal().fill_(1.0)
+    torch.testing.assert_close((upper * importance) @ upper.T, hessian, rtol=1e-4, atol=1e-4 * float(hessian.max()))
+    inputs = correlated_rows(700, num_inputs)
+    expected = inputs @ weight.float().T
+    fed = quantize_weight_to_nibbles(weight, feedback=feedback)
+    errors = [(inputs @ unpack_weight(one).T - expected).norm() for one in (fed, quantize_weight_to_nibbles(weight))]
+    assert errors[0] < 0.6 * errors[1]
+    check_product(examples[:7], fed, None)
+
+
+def test_feedback_of_unusual_examples() -> None:
+    """Zeros and infinities give none, one row gives one, and a wrong shape is named."""
+    assert error_feedback(torch.zeros(4, 32)) is None
+    assert error_feedback(torch.full((4, 32), torch.inf)) is None
+    weight = random(64, 32, dtype=torch.float32)
+    feedback = error_feedback(torch.ones(1, 32))
+    difference = unpack_weight(quantize_weight_to_nibbles(weight, feedback=feedback)) - weight
+    assert difference.norm() < 0.15 * weight.norm()
+    with pytest.raises(KernelInputError, match=r"feedback must be contiguous float32 \[33, 33\]"):
+        quantize_weight_to_nibbles(random(64, 33, dtype=torch.float32), feedback=feedback)
+    with pytest.raises(KernelInputError, match="examples must be"):
+        error_feedback(torch.ones(4, 32, dtype=torch.float16))
 
 
 def check_product(inputs: Tensor, packed: PackedWeight, bias: Tensor | None) -> None:
     """Against the same bytes without rounding after them, and row by row."""
     dtype, num_tokens = inputs.dtype, len(inputs)
-    rows = inputs.float() if packed.is_in_nibbles else rotate(inputs)
-    plain = unpack_weight(packed) if packed.is_in_nibbles else rotate(unpack_weight(packed))
+    rows, plain = rotate(inputs), rotate(unpack_weight(packed))
     input_steps = rows.abs().amax(1, keepdim=True) / 127
     rounded = (rows / input_steps).round().double() * input_steps.double()
     expected = rounded @ plain.double().T + (0 if bias is None else bias.double())

@@ -16,7 +16,7 @@ constexpr const char* DTYPE = sizeof(T) == 4 ? "float32" : "bfloat16";
 #define PENSTOCK_DECLARED(T, suffix)                                                                              \
   void pack_linear_##suffix(const T*, T*, int64_t, int64_t);                                                      \
   void quantize_linear_##suffix(const T*, int8_t*, float*, int32_t*, int64_t, int64_t);                           \
-  void quantize_linear_to_nibbles_##suffix(const T*, uint8_t*, float*, int32_t*, int64_t, int64_t);               \
+  void quantize_linear_to_nibbles_##suffix(const T*, const float*, uint8_t*, float*, int32_t*, int64_t, int64_t); \
   void linear_##suffix(const T*, int64_t, const Linear*, T*, int64_t);                                            \
   int decode_##suffix(const T*, int64_t, const T*, const T*, const int64_t*, int64_t, const int64_t*, int64_t,    \
                       int64_t, int64_t, int64_t, int64_t, float, T*);                                             \
@@ -104,7 +104,8 @@ struct Weight {
       Library<T>::to_bytes(weight.data(), at<int8_t>(), scales.data(), offsets.data(), num_outputs, num_inputs);
     }
     if (kind == Kind::NIBBLES) {
-      Library<T>::to_nibbles(weight.data(), at<uint8_t>(), scales.data(), offsets.data(), num_outputs, num_inputs);
+      Library<T>::to_nibbles(weight.data(), nullptr, at<uint8_t>(), scales.data(), offsets.data(), num_outputs,
+                             num_inputs);
     }
     const bool is_plain = kind == Kind::PLAIN;
     linear = {packed.data(), bias.data(), is_plain ? nullptr : scales.data(), is_plain ? nullptr : offsets.data(),
