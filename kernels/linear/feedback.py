@@ -11,6 +11,8 @@ from ..native import library
 # Added to the diagonal, as a share of its mean, because the examples may leave some inputs zero or equal. The larger
 # ones are for matrices that float32 cannot factor.
 _DAMPINGS = (0.01, 0.1, 1.0)
+# Added, too, times inputs per example: few examples, as a rare expert has, say little of other inputs.
+_DAMPING_OF_FEW = 0.05
 _PRODUCT_BLOCK = 256
 
 
@@ -43,6 +45,7 @@ def error_feedback(examples: Tensor) -> Tensor | None:
     # Flipped, for an upper triangular factor with hessian = factor @ factor.T. Only the lower triangle is read.
     flipped = _upper_products(rows).flip(0, 1)
     mean = flipped.diagonal().mean()
+    flipped.diagonal().add_(_DAMPING_OF_FEW * rows.shape[1] / max(1, len(rows)) * mean)
     for damping in _DAMPINGS:
         flipped.diagonal().add_(damping * mean)
         factor, info = torch.linalg.cholesky_ex(flipped)

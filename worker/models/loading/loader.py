@@ -34,6 +34,7 @@ from ..pooling.encoder import EncoderForward, EncoderReference, encoder_forward,
 from ..pooling.folder import PoolingFolder, pools
 from ..pooling.loading import as_decoder, make_pooling
 from ..shared_experts import ExpertRanks, share_and_check, share_experts
+from .calibration import calibration_prompts
 from .candidates import choose_forward
 from .preparing import describe_preparation, pack, prepare, prepared_tolerance
 from .rank_checks import explaining_ranks
@@ -129,7 +130,9 @@ def load_model(
     eos_ids = eos_token_ids(module, vocab_size)
     references: list[References] = []
     with explaining_ranks(groups):
-        forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups, references.append)
+        forward = _choose_forward(
+            module, architecture, vocab_size, longest, config, folder, read, groups, references.append
+        )
     if vision is not None and (reason := image_refusal_of_forward(vision, forward, config)):
         log.warning("images_refused", architecture=architecture, reason=reason)
         vision, refusal = None, f"this engine reads no images: {reason}"
@@ -169,7 +172,7 @@ def _load_pooling(
             backend = check_backend(forward.attention_backend, requested, architecture)
         else:
             causal = as_decoder(module, architecture)
-            forward = _choose_forward(causal, architecture, vocab_size, longest, config)
+            forward = _choose_forward(causal, architecture, vocab_size, longest, config, folder)
             backend = _attention_backend(forward, config, architecture)
     return LoadedModel(
         forward=forward,
@@ -202,6 +205,7 @@ def _choose_forward(
     vocab_size: int,
     longest: int,
     config: EngineConfig,
+    folder: Path,
     read: ReadModel | None = None,
     groups: RankGroups | None = None,
     keep: Callable[[References], None] = lambda references: None,
@@ -217,7 +221,14 @@ def _choose_forward(
         architecture,
         vocab_size,
         ForwardSettings(longest, config.deterministic, config.attention_backend, groups, read.plan if read else None),
-        partial(prepare, config=config, device=device_of(config), vocab_size=vocab_size, max_model_len=longest),
+        partial(
+            prepare,
+            config=config,
+            device=device_of(config),
+            vocab_size=vocab_size,
+            max_model_len=longest,
+            prompts=calibration_prompts(folder, config, vocab_size, longest),
+        ),
         prepared_tolerance(config),
         describe_preparation(config),
         keep=keep,
@@ -258,6 +269,13 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
         share_experts(module, model.expert_ranks, model.architecture)
     if pools(folder, model_config, config.runner) and not isinstance(model.forward, EncoderForward):
         module = as_decoder(module, type(module).__name__)
-    network = model.forward.network_of(module)
-    pack(network, config, device_of(config))
+    if config.quantization == "int4" and not isinstance(model.forward, EncoderForward):
+        # Examples of a layer's inputs need a forward, so one is chosen again.
+        chosen = _choose_forward(
+            module, model.architecture, model.vocab_size, model.max_model_len, config, folder, read, model.groups
+        )
+        network = chosen.network
+    else:
+        network = model.forward.network_of(module)
+        pack(network, config, device_of(config))
     return network if model.vision is None or read.encoder is None else nn.ModuleList([network, read.encoder.module])

@@ -53,6 +53,7 @@ from ..loaded import LoadedModel
 from ..placing.device import return_free_memory
 from ..placing.packed_linear import make_packing, replace_linear_layers
 from ..plan import AnglesPlan, DecoderPlan, LayerPlan
+from .calibration import calibration_prompts
 from .file_module import Angles, AnglesKind, FileModule
 from .preparing import prepare, prepared_tolerance
 
@@ -182,11 +183,14 @@ def _load_from(stored: StoredModel, config: EngineConfig, folder: Path) -> Loade
     settings = ForwardSettings(
         stored.max_model_len, config.deterministic, config.attention_backend, None, plan=stored.plan
     )
+    prompts = calibration_prompts(folder, config, stored.vocab_size, stored.max_model_len)
     with _torch_on_one_thread(), open_tensors(folder, stored.torch_dtype) as tensors:
         module: Any = FileModule(tensors, stored.plan, stored.torch_dtype, _angles_modules(stored.plan, stored.angles))
-        network = LeanDecoder(module, stored.plan, partial(_map_layers, quantization=config.quantization))
+        # With prompts, a layer is packed when they reach it.
+        map_layers = map if prompts else partial(_map_layers, quantization=config.quantization)
+        network = LeanDecoder(module, stored.plan, map_layers)
     lean: Forward = LeanForward(module, settings, network, _stored_calls(stored, module))
-    forward = prepare(lean, config, module.device, stored.vocab_size, stored.max_model_len)
+    forward = prepare(lean, config, module.device, stored.vocab_size, stored.max_model_len, prompts)
     if not isinstance(forward, NativeForward):
         raise ModelLoadError("the compiled library cannot compute it any more")
     _references_of(stored, settings).compare_with(forward, prepared_tolerance(config))

@@ -8,7 +8,7 @@ plain for one token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as muc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -134,13 +134,22 @@ def replace_linear_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Modul
     Layers whose ``forward`` was replaced, as transformers does for ranks that share them, stay.
     """
     num_replaced = 0
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            replacement = make(child) if type(child) is nn.Linear and "forward" not in vars(child) else None
-            if replacement is not None:
-                setattr(module, name, replacement)
-                num_replaced += 1
+    for module, name, plain in linear_layers_of(model):
+        replacement = make(plain)
+        if replacement is not None:
+            setattr(module, name, replacement)
+            num_replaced += 1
     return num_replaced
+
+
+def linear_layers_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """Yield the linear layers that may be replaced, each with its parent and its name there. They may be replaced
+    meanwhile.
+    """
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear and "forward" not in vars(child):
+                yield module, name, child
 
 
 def pack_adjacent(plain: Sequence[nn.Linear], quantization: str | None, arena: Arena) -> list[OwnPackedLinear] | None:
@@ -169,9 +178,19 @@ def _pack(plain: nn.Linear, quantization: str | None, arena: Arena) -> PackedLin
     return OneDnnLinear(plain) if _suits_onednn(plain.weight) else None
 
 
+def takes_four_bits(plain: nn.Linear) -> bool:
+    """Return whether "int4" packs ``plain`` in four bits."""
+    return plain.out_features >= MIN_QUANTIZED_OUTPUTS and can_quantize_to_nibbles(plain.weight)
+
+
+def pack_in_four_bits(plain: nn.Linear, arena: Arena, feedback: Tensor | None) -> OwnPackedLinear:
+    """Pack ``plain`` in four bits, with the ``feedback`` of ``quantize_weight_to_nibbles``."""
+    return OwnPackedLinear(plain, quantize_weight_to_nibbles(plain.weight, plain.bias, arena, feedback))
+
+
 def _packing_of(plain: nn.Linear, quantization: str | None) -> Packing | None:
     """Return the function that packs the weight for our kernel; None if the kernel does not support it."""
-    if quantization == "int4" and plain.out_features >= MIN_QUANTIZED_OUTPUTS and can_quantize_to_nibbles(plain.weight):
+    if quantization == "int4" and takes_four_bits(plain):
         return quantize_weight_to_nibbles
     if quantization is not None and can_quantize(plain.weight):
         return quantize_weight

@@ -25,7 +25,7 @@ FOLDER_VARIABLE = "PENSTOCK_REAL_MODELS"
 KL_LIMITS = {
     ("bfloat16", "bfloat16"): 0.0015,
     ("int8", "bfloat16"): 0.007,
-    ("int4", "bfloat16"): 0.43,
+    ("int4", "bfloat16"): 0.09,
     ("bfloat16", "int8"): 0.0018,
     ("bfloat16", "fp8_e4m3"): 0.010,
 }

@@ -78,6 +78,10 @@ class LeanDecoder(nn.Module):
         """Return the module that maps a token id to a row ``[hidden size]``."""
         return self.embed_tokens
 
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the output layer."""
+        return self.lm_head
+
     def angles(self, hidden: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return cosines and sines ``[T, R]`` for each of ``plan.angles``, in dtype and on device of ``hidden``."""
         return [

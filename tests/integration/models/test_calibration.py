@@ -1,0 +1,81 @@
+"""Linear layers in four bits that are packed by the inputs that prompts give them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.kernels import native
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.models.lean.forward import LeanForward
+from penstock.worker.models.loading.calibration import calibration_prompts, pack_by_examples
+from penstock.worker.models.placing.packed_linear import OwnPackedLinear, pack_linear_layers
+
+from ...conftest import DEMO_MODEL
+from ...native_library import native_as_before
+from .lean_models import (
+    ALL_EXPERTS,
+    BLOCK_SIZE,
+    MIXTURES,
+    NUM_BLOCKS,
+    SETTINGS,
+    make_model,
+    run_and_commit,
+    steps,
+)
+
+PROMPTS = [torch.randint(0, 97, (60,), generator=torch.Generator().manual_seed(seed)).tolist() for seed in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def compiled() -> Iterator[None]:
+    with native_as_before():
+        native.load()
+        yield
+
+
+def logits_of(lean: LeanForward) -> torch.Tensor:
+    lean.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
+    return torch.cat([run_and_commit(lean, step).float() for step in steps()])
+
+
+@pytest.mark.parametrize("variant", ["gemma2", "mixtral", "gemma4"])
+@torch.inference_mode()
+def test_examples_lower_the_error_of_logits(variant: str) -> None:
+    changed = ALL_EXPERTS if variant in MIXTURES else {}
+    plain, rounded, fed = (LeanForward(make_model(variant, torch.bfloat16, **changed), SETTINGS) for _ in range(3))
+    pack_by_examples(fed, PROMPTS)
+    types = {type(module) for module in fed.network.modules() if isinstance(module, (nn.Linear, OwnPackedLinear))}
+    assert OwnPackedLinear in types
+    for lean in (rounded, fed):
+        pack_linear_layers(lean.network, "int4")
+        assert not any(isinstance(module, nn.Linear) for module in lean.network.modules())
+    expected = logits_of(plain)
+    assert (logits_of(fed) - expected).norm() < 0.9 * (logits_of(rounded) - expected).norm()
+
+
+@torch.inference_mode()
+def test_a_failed_step_leaves_plain_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    lean = LeanForward(make_model("gemma2", torch.bfloat16), SETTINGS)
+    expected = logits_of(lean)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(lean.network, "run_layers", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        pack_by_examples(lean, PROMPTS)
+    monkeypatch.undo()
+    assert torch.equal(logits_of(lean), expected)
+
+
+def test_prompts_are_known_tokens_within_the_models_length() -> None:
+    config = EngineConfig(model=str(DEMO_MODEL), quantization="int4")
+    prompts = calibration_prompts(Path(DEMO_MODEL), config, 90, 32)
+    assert {len(prompt) for prompt in prompts} == {32}
+    assert all(0 <= token_id < 90 for prompt in prompts for token_id in prompt)
+    assert calibration_prompts(Path(DEMO_MODEL), EngineConfig(model="any", quantization="int8"), 90, 32) == []

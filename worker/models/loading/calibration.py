@@ -1,0 +1,120 @@
+"""Four-bit weights whose rounding errors compensate each other, for the inputs that a text gives to their layers.
+
+A layer is packed when the first step of the text reaches it, from the inputs of that step. Layers before it are packed
+by then, so it also makes up for their errors. Only the inputs of one layer are in memory at a time, and plain weights
+are freed one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from ....kernels.huge_pages import Arena
+from ....kernels.linear.feedback import error_feedback
+from ....kernels.paged_attention import PagedBatch
+from ...config.engine_config import EngineConfig
+from ..checkpoint.folder import TOKENIZER_FILE
+from ..checkpoint.tokenizer_folder import tokenizer_folder
+from ..forward import Forward, ModelInput
+from ..placing.packed_linear import linear_layers_of, pack_in_four_bits, takes_four_bits
+
+_TEXT = Path(__file__).with_name("calibration.txt")
+# Between the prompts of the text.
+_SEPARATOR = "\n----\n"
+_MAX_PROMPT_LEN = 512
+# Of a prompt of different tokens, since the text may have few tokens that a model knows.
+_NUM_OTHER_TOKENS = 64
+_BLOCK_SIZE = 16
+
+
+def calibration_prompts(folder: Path, config: EngineConfig, vocab_size: int, max_model_len: int) -> list[list[int]]:
+    """Return the prompts by which ``pack_by_examples`` packs the model in ``folder``; none if its weights need none."""
+    if config.quantization != "int4" or config.device != "cpu":
+        return []
+    path = tokenizer_folder(folder, config.trust_remote_code) / TOKENIZER_FILE
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    texts = _TEXT.read_text(encoding="utf-8").split(_SEPARATOR)
+    prompts = [[token_id for token_id in tokenizer.encode(text).ids if token_id < vocab_size] for text in texts]
+    prompts.append([(1 + position) * 7919 % vocab_size for position in range(_NUM_OTHER_TOKENS)])
+    max_len = min(_MAX_PROMPT_LEN, max_model_len)
+    return [prompt[:max_len] for prompt in prompts if prompt]
+
+
+def pack_by_examples(forward: Forward, prompts: Sequence[Sequence[int]]) -> None:
+    """Pack the linear layers of ``forward`` that take four bits, by their inputs for ``prompts``.
+
+    Layers that the prompts do not reach, such as unused experts, stay plain. Caches are allocated for the prompts.
+    """
+    _ByExamples(forward.network).run(forward, prompts)
+
+
+class _LogitsNotNeeded(Exception):
+    """Ends the step at the output layer: logits of all tokens would take more memory than the model."""
+
+
+class _ByExamples:
+    """Replaces each layer of ``network`` when it is first called.
+
+    Args:
+        network: on the CPU.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._arena = Arena()
+        model: Any = network
+        self._output_layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        self._places: dict[nn.Linear, list[tuple[nn.Module, str]]] = {}
+        for parent, name, plain in linear_layers_of(network):
+            if takes_four_bits(plain):
+                self._places.setdefault(plain, []).append((parent, name))
+
+    def run(self, forward: Forward, prompts: Sequence[Sequence[int]]) -> None:
+        for plain in self._places:
+            vars(plain)["forward"] = partial(self._pack, plain)
+        try:
+            with suppress(_LogitsNotNeeded):
+                _run_prompts(forward, prompts)
+        finally:
+            for plain in self._places:
+                del plain.forward
+
+    def _pack(self, plain: nn.Linear, inputs: Tensor) -> Tensor:
+        """Compute the layer ``plain`` by a packed one, which replaces it."""
+        feedback = error_feedback(inputs.reshape(-1, plain.in_features))
+        packed = pack_in_four_bits(plain, self._arena, feedback)
+        del plain.forward  # or the reference to itself would keep its weight in memory
+        for parent, name in self._places.pop(plain):
+            setattr(parent, name, packed)
+        if plain is self._output_layer:
+            raise _LogitsNotNeeded
+        return packed(inputs)
+
+
+def _run_prompts(forward: Forward, prompts: Sequence[Sequence[int]]) -> None:
+    """Compute all prompts in one step."""
+    device, num = next(forward.network.parameters()).device, len(prompts)
+    lens = [len(prompt) for prompt in prompts]
+    blocks_each = -(-max(lens) // _BLOCK_SIZE)
+    forward.allocate(num * blocks_each, _BLOCK_SIZE, num, device)
+    tables = torch.arange(num * blocks_each, device=device).view(num, blocks_each)
+    positions = torch.cat([torch.arange(size, device=device) for size in lens])
+    rows = torch.arange(num, device=device).repeat_interleave(torch.tensor(lens, device=device))
+    forward.run(
+        ModelInput(
+            token_ids=torch.tensor([token_id for prompt in prompts for token_id in prompt], device=device),
+            positions=positions,
+            logit_rows=torch.arange(len(positions), device=device),
+            batch=PagedBatch(tables, rows * blocks_each * _BLOCK_SIZE + positions, lens, lens, _BLOCK_SIZE),
+            state_slots=np.arange(num),
+        )
+    )
