@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import griffe
 
 _SHARED_LINE = re.compile(r"^(?P<indent> {4})(?P<names>\w+(?:, \w+)+)(?P<text>: .*(?:\n {5,}.*)*)", re.MULTILINE)
-_FIELD = re.compile(r"``\w+``[ ,:]")
+_FIELD = re.compile(r"``\w+``[ ,:]|[A-Z][\w ().`-]+: ")
 _FIELDS_OF = ("msgspec.Struct", "typing.TypedDict")
 
 
@@ -61,18 +61,15 @@ def _has_fields(kind: griffe.Class) -> bool:
 
 
 def _add_init(kind: griffe.Class) -> None:
-    parameters = [griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)]
-    for base in (*reversed(kind.mro()), kind):
-        parameters += [
-            griffe.Parameter(
-                name, annotation=field.annotation, kind=griffe.ParameterKind.keyword_only, default=field.value
-            )
-            for name, field in base.attributes.items()
-            if field.annotation is not None
-            and "property" not in field.labels
-            and "ClassVar" not in str(field.annotation)
-        ]
-    kind.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(*parameters)))
+    """Add the signature: the fields of the class and, before them, those of its bases."""
+    keyword = griffe.ParameterKind.keyword_only
+    fields = [
+        griffe.Parameter(name, annotation=field.annotation, kind=keyword, default=field.value)
+        for name, field in kind.attributes.items()
+        if field.annotation is not None and "property" not in field.labels and "ClassVar" not in str(field.annotation)
+    ]
+    this = griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)
+    kind.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(this, *fields)))
 
 
 def _show_constants(function: griffe.Function) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from enum import EnumType
 
@@ -136,8 +137,7 @@ def _public(kind: type) -> Iterator[str]:
 
 
 def _directive(path: str, **options: object) -> Iterator[str]:
-    yield from (f"::: {path}", "    options:")
     # The values of an enumeration have no docstrings.
-    kind = getattr(producer, path.rpartition(".")[2], None)
-    options["show_if_no_docstring"] = isinstance(kind, EnumType)
-    yield from (*(f"      {name}: {str(value).lower()}" for name, value in options.items()), "")
+    if isinstance(getattr(producer, path.rpartition(".")[2], None), EnumType):
+        options |= {"show_if_no_docstring": True, "show_labels": False}
+    yield from (f"::: {path}", f"    options: {json.dumps(options)}", "")
