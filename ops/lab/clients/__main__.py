@@ -52,7 +52,7 @@ def _page(rows: list[Row]) -> str:
     lines = [
         "# Programs and SDKs",
         "",
-        "Made by `make clients`. The engines answer by a script. All else is real: the program in an empty home, the",
+        "Made by `make clients`. The engines answer by a script. All else is real: the program in an empty home,",
         'the gateway, Redis and two workers. An agent has the task to create a file. "Engine killed": the engine that',
         "gives the first answer is killed with SIGKILL after its first tokens.",
         "",
