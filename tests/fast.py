@@ -40,6 +40,7 @@ NEED_TORCH = (
     "unit/options/test_model_paths.py",
     "unit/engine/structured/test_drawn_schemas.py",
     "unit/engine/structured/test_known_schemas.py",
+    "unit/engine/structured/test_native_calls.py",
     "unit/engine/structured/test_number_length.py",
     "unit/engine/scheduling/test_batch_queue.py",
     "unit/engine/ranks/test_staged_batches.py",
