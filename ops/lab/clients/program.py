@@ -66,7 +66,8 @@ class Installed:
         Raises:
             FailureError: the registry has no such package, or the installation failed.
         """
-        if (self.folder / "installed").exists():
+        mark, packages = self.folder / "installed", " ".join(self._program.packages)
+        if mark.exists() and mark.read_text() == packages:
             return
         if self._program.registry == "npm":
             commands = [["npm", "install", "--no-fund", "--no-audit", "--prefix", self.folder, *self._program.packages]]
@@ -79,7 +80,7 @@ class Installed:
             result = subprocess.run([str(part) for part in command], capture_output=True, text=True)
             if result.returncode:
                 raise FailureError(f"not installed: {_last_line(result.stderr)}")
-        (self.folder / "installed").touch()
+        mark.write_text(packages)
 
     @property
     def version(self) -> str:
@@ -200,5 +201,6 @@ def scripted(label: str, script: str, *arguments: str) -> Try:
 
 
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # Node ends every failure with its version.
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Node.js v")]
     return lines[-1][:SHOWN_CHARS] if lines else ""

@@ -92,8 +92,8 @@ def test_grammars(grammar: dict[str, Any], llamas: dict[str, Any] | None, sglang
         ),
         (
             "sglang",
-            {"structured_outputs": StructuredOutputsParams(json_object=True, disable_any_whitespace=True)},
-            "structured_outputs.disable_any_whitespace is not supported by SGLang; leave it out",
+            {"structured_outputs": StructuredOutputsParams(json_object=True, whitespace_pattern=" ?")},
+            "structured_outputs.whitespace_pattern is not supported by SGLang; leave it out",
         ),
     ],
 )
@@ -104,6 +104,15 @@ def test_unsupported_parameters_of_a_server_are_refused_by_name(
     with pytest.raises(UnsupportedParameterError) as caught:
         DIALECTS[dialect].check(EngineCoreRequest(request_id="r", prompt_token_ids=[1]), params)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_hints_that_the_gateway_sets_for_json_are_accepted(dialect: str) -> None:
+    grammar = StructuredOutputsParams(
+        json={"type": "object"}, disable_any_whitespace=True, disable_additional_properties=True
+    )
+    message = EngineCoreRequest(request_id="r", prompt_token_ids=[1])
+    DIALECTS[dialect].check(message, SamplingParams(structured_outputs=grammar))
 
 
 def _config(**fields: Any) -> EngineConfig:

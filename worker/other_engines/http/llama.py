@@ -29,13 +29,9 @@ FIELDS_CHANGED = (
     "stop_token_ids",  # the core ends the request
 )
 SERVED_FIELDS = frozenset({*FIELDS_AS_THEY_ARE, *FIELDS_CHANGED})
-GRAMMAR_FIELDS_REFUSED = (
-    "regex",
-    "structural_tag",
-    "disable_any_whitespace",
-    "disable_additional_properties",
-    "whitespace_pattern",
-)
+# Not "disable_any_whitespace" and "disable_additional_properties", which the gateway sets for every JSON answer: the
+# server limits whitespace itself, and allows only the listed properties unless the schema says otherwise.
+GRAMMAR_FIELDS_REFUSED = ("regex", "structural_tag", "whitespace_pattern")
 # A seed has 32 bits, and all ones mean "at random".
 _SEED_MASK = 0x7FFFFFFF
 # Error codes that mean an invalid request, in streams and responses.

@@ -29,7 +29,8 @@ FIELDS_AS_THEY_ARE = (
 )
 FIELDS_CHANGED = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "structured_outputs", "logit_bias")
 SERVED_FIELDS = frozenset({*FIELDS_AS_THEY_ARE, *FIELDS_CHANGED})
-GRAMMAR_FIELDS_REFUSED = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+# Not "disable_any_whitespace" and "disable_additional_properties", which the gateway sets for every JSON answer.
+GRAMMAR_FIELDS_REFUSED = ("whitespace_pattern",)
 _CALLERS_MISTAKES = (400, 413, 422)
 
 
