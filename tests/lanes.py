@@ -26,6 +26,7 @@ LONGEST = (
     "integration/engine/images/test_images.py",
     "integration/models/test_captured.py",
     "integration/supervisor/test_fork_server.py",
+    "integration/commands/test_wheel.py",
     "integration/commands/test_bench_sides.py",
     "integration/broker/contract/test_contract.py",
 )
