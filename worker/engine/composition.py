@@ -20,7 +20,7 @@ from ..models.adapters.attach import attach_adapters
 from ..models.adapters.slots import AdapterSlots
 from ..models.attention.page_layout import PageLayout
 from ..models.loaded import LoadedModel
-from ..processes.progress import ProgressWriter
+from ..processes.progress import Phase, ProgressWriter
 from .adapters.library import AdapterLibrary
 from .control.calls import EngineControl
 from .control.composition import compose_control
@@ -118,7 +118,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     ordering = load_ordering(config.scheduling_policy)
     torch.manual_seed(config.seed)
     load_native_kernels(config)
-    model = ranks.load()
+    model = ranks.load(partial(progress.enter, Phase.STARTING))
     slots = _attach_adapters(config, model)
     size = size_caches(config, model, ranks)
     check_options(config, model)

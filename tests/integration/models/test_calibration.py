@@ -11,9 +11,11 @@ from torch import nn
 
 from penstock.kernels import native
 from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.engine.composition import build_engine
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.loading.calibration import calibration_prompts, pack_by_examples
 from penstock.worker.models.placing.packed_linear import OwnPackedLinear, pack_linear_layers
+from penstock.worker.processes.progress import Phase, ProgressWriter
 
 from ...conftest import DEMO_MODEL
 from ...native_library import native_as_before
@@ -48,9 +50,11 @@ def logits_of(lean: LeanForward) -> torch.Tensor:
 def test_examples_lower_the_error_of_logits(variant: str) -> None:
     changed = ALL_EXPERTS if variant in MIXTURES else {}
     plain, rounded, fed = (LeanForward(make_model(variant, torch.bfloat16, **changed), SETTINGS) for _ in range(3))
-    pack_by_examples(fed, PROMPTS)
+    packed: list[int] = []
+    pack_by_examples(fed, PROMPTS, lambda: packed.append(1))
     types = {type(module) for module in fed.network.modules() if isinstance(module, (nn.Linear, OwnPackedLinear))}
     assert OwnPackedLinear in types
+    assert len(packed) == sum(isinstance(module, OwnPackedLinear) for module in fed.network.modules())
     for lean in (rounded, fed):
         pack_linear_layers(lean.network, "int4")
         assert not any(isinstance(module, nn.Linear) for module in lean.network.modules())
@@ -79,3 +83,21 @@ def test_prompts_are_known_tokens_within_the_models_length() -> None:
     assert {len(prompt) for prompt in prompts} == {32}
     assert all(0 <= token_id < 90 for prompt in prompts for token_id in prompt)
     assert calibration_prompts(Path(DEMO_MODEL), EngineConfig(model="any", quantization="int8"), 90, 32) == []
+
+
+class CountedProgress(ProgressWriter):
+    """Progress that counts how often the core has reported that it starts."""
+
+    num_starts = 0
+
+    def enter(self, phase: Phase) -> None:
+        self.num_starts += phase is Phase.STARTING
+        super().enter(phase)
+
+
+def test_a_starting_core_reports_each_packed_layer() -> None:
+    plain, packed = CountedProgress(), CountedProgress()
+    for progress, quantization in ((plain, None), (packed, "int4")):
+        config = EngineConfig(model=str(DEMO_MODEL), quantization=quantization, kv_cache_memory=1 << 24)
+        build_engine(config, Path(DEMO_MODEL), progress)
+    assert packed.num_starts > plain.num_starts + 4

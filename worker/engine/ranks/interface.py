@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 class Ranks(Protocol):
     """All ranks of an engine, which compute its model together."""
 
-    def load(self) -> LoadedModel:
+    def load(self, report: Callable[[], None]) -> LoadedModel:
         """Load the model, without images if it cannot read them here. Its forward runs every call on all ranks.
+
+        Args:
+            report: called after each layer whose packing takes long.
 
         Raises:
             ModelLoadError, ConfigurationError: the model does not fit on one of the ranks.

@@ -45,17 +45,17 @@ class OneRank:
         assert self._model is not None, "call load first"
         return self._model
 
-    def load(self) -> LoadedModel:
-        model = self._model or load_stored(self._config, self._folder) or self._load_from_the_beginning()
+    def load(self, report: Callable[[], None]) -> LoadedModel:
+        model = self._model or load_stored(self._config, self._folder, report) or self._load_from_the_beginning(report)
         set_num_threads(self._config, model)
         self._model = check_images(check_rank(model))
         return self._model
 
-    def _load_from_the_beginning(self) -> LoadedModel:
+    def _load_from_the_beginning(self, report: Callable[[], None]) -> LoadedModel:
         # Imported late, because transformers takes seconds to import, and a stored model does not need it.
         from ...models.loading.loader import load_model
 
-        return load_model(self._config, self._folder, expert_ranks=meet_ranks(self._config))
+        return load_model(self._config, self._folder, expert_ranks=meet_ranks(self._config), report=report)
 
     def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
         return size_for_all(self._config, self.model, [measure_rank(self.model, self._config)], pages)

@@ -89,7 +89,7 @@ class SeveralRanks:
         assert self._local is not None, "call load first"
         return self._local
 
-    def load(self) -> LoadedModel:
+    def load(self, report: Callable[[], None]) -> LoadedModel:
         config = self._config
         try:
             for process in self._team.processes:
@@ -98,7 +98,7 @@ class SeveralRanks:
             # The descriptor stays open from here to the end of the process, see ``RankGroups.join``.
             rendezvous, self._rendezvous = self._rendezvous, -1
             self._groups = RankGroups.join(rendezvous, config.layout, 0, config.device, self._timeout_s)
-            self._local = load_model(config, self._folder, self._groups)
+            self._local = load_model(config, self._folder, self._groups, report=report)
             answers = self._team.gather()
         except Exception as error:
             raise self._team.failed_load(error) from error

@@ -7,7 +7,7 @@ are freed one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -50,12 +50,21 @@ def calibration_prompts(folder: Path, config: EngineConfig, vocab_size: int, max
     return [prompt[:max_len] for prompt in prompts if prompt]
 
 
-def pack_by_examples(forward: Forward, prompts: Sequence[Sequence[int]]) -> None:
+def do_not_report() -> None:
+    """Report nothing: the default of ``report``."""
+
+
+def pack_by_examples(
+    forward: Forward, prompts: Sequence[Sequence[int]], report: Callable[[], None] = do_not_report
+) -> None:
     """Pack the linear layers of ``forward`` that take four bits, by their inputs for ``prompts``.
 
     Layers that the prompts do not reach, such as unused experts, stay plain. Caches are allocated for the prompts.
+
+    Args:
+        report: called after each layer. All layers of a large model may take longer than the load timeout.
     """
-    _ByExamples(forward.network).run(forward, prompts)
+    _ByExamples(forward.network, report).run(forward, prompts)
 
 
 class _LogitsNotNeeded(Exception):
@@ -67,9 +76,11 @@ class _ByExamples:
 
     Args:
         network: on the CPU.
+        report: called after each layer.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, report: Callable[[], None]) -> None:
+        self._report = report
         self._arena = Arena()
         model: Any = network
         self._output_layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -95,6 +106,7 @@ class _ByExamples:
         del plain.forward  # or the reference to itself would keep its weight in memory
         for parent, name in self._places.pop(plain):
             setattr(parent, name, packed)
+        self._report()
         if plain is self._output_layer:
             raise _LogitsNotNeeded
         return packed(inputs)

@@ -34,7 +34,7 @@ from ..pooling.encoder import EncoderForward, EncoderReference, encoder_forward,
 from ..pooling.folder import PoolingFolder, pools
 from ..pooling.loading import as_decoder, make_pooling
 from ..shared_experts import ExpertRanks, share_and_check, share_experts
-from .calibration import calibration_prompts
+from .calibration import calibration_prompts, do_not_report
 from .candidates import choose_forward
 from .preparing import describe_preparation, pack, prepare, prepared_tolerance
 from .rank_checks import explaining_ranks
@@ -94,6 +94,7 @@ def load_model(
     groups: RankGroups | None = None,
     *,
     expert_ranks: ExpertRanks | None = None,
+    report: Callable[[], None] = do_not_report,
 ) -> LoadedModel:
     """Load the model in ``folder`` onto the device of ``config``.
 
@@ -101,6 +102,7 @@ def load_model(
         groups: the ranks that compute it together. Each calls this at the same time and gets its part. None for one
             rank.
         expert_ranks: the ranks that share its experts. All load at the same time, and compute together to try it out.
+        report: called after each layer whose packing takes long.
 
     Raises:
         ModelLoadError: a file, the architecture or its attention is not supported; the message says which.
@@ -131,7 +133,7 @@ def load_model(
     references: list[References] = []
     with explaining_ranks(groups):
         forward = _choose_forward(
-            module, architecture, vocab_size, longest, config, folder, read, groups, references.append
+            module, architecture, vocab_size, longest, config, folder, read, groups, references.append, report
         )
     if vision is not None and (reason := image_refusal_of_forward(vision, forward, config)):
         log.warning("images_refused", architecture=architecture, reason=reason)
@@ -209,12 +211,14 @@ def _choose_forward(
     read: ReadModel | None = None,
     groups: RankGroups | None = None,
     keep: Callable[[References], None] = lambda references: None,
+    report: Callable[[], None] = do_not_report,
 ) -> Forward:
     """Choose the forward of ``module``.
 
     Args:
         read: the result that contains ``module``; None if ``module`` is a whole model.
         keep: called with the results that it was compared with.
+        report: called after each layer whose packing takes long.
     """
     return choose_forward(
         module,
@@ -228,6 +232,7 @@ def _choose_forward(
             vocab_size=vocab_size,
             max_model_len=longest,
             prompts=calibration_prompts(folder, config, vocab_size, longest),
+            report=report,
         ),
         prepared_tolerance(config),
         describe_preparation(config),

@@ -11,7 +11,7 @@ two: dividing by it is exact, and engines agree on it although the last bits of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import structlog
@@ -28,7 +28,7 @@ from ..lean.captured import make_captured
 from ..lean.native import make_native
 from ..placing.packed_linear import pack_linear_layers
 from ..placing.quantized_linear import quantize_linear_layers
-from .calibration import pack_by_examples
+from .calibration import do_not_report, pack_by_examples
 
 log = structlog.get_logger(__name__)
 
@@ -105,16 +105,18 @@ def prepare(
     vocab_size: int,
     max_model_len: int,
     prompts: Sequence[Sequence[int]] = (),
+    report: Callable[[], None] = do_not_report,
 ) -> Forward:
     """Return a forward with the same computation in its fastest form for ``device``.
 
     Args:
         prompts: of ``calibration_prompts``.
+        report: called after each layer that is packed by the prompts.
     """
     if config.eight_bit_cache is not None:
         use_eight_bit_cache(forward, config.eight_bit_cache, vocab_size, max_model_len)
     if prompts:
-        pack_by_examples(forward, prompts)
+        pack_by_examples(forward, prompts, report)
     pack(forward.network, config, device)
     if device.type == "cuda":
         return forward if config.enforce_eager else make_captured(forward, config.token_budget)

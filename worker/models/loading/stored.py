@@ -53,7 +53,7 @@ from ..loaded import LoadedModel
 from ..placing.device import return_free_memory
 from ..placing.packed_linear import make_packing, replace_linear_layers
 from ..plan import AnglesPlan, DecoderPlan, LayerPlan
-from .calibration import calibration_prompts
+from .calibration import calibration_prompts, do_not_report
 from .file_module import Angles, AnglesKind, FileModule
 from .preparing import prepare, prepared_tolerance
 
@@ -121,18 +121,21 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
         return getattr(torch, self.dtype)
 
 
-def load_stored(config: EngineConfig, folder: Path) -> LoadedModel | None:
+def load_stored(config: EngineConfig, folder: Path, report: Callable[[], None] = do_not_report) -> LoadedModel | None:
     """Load the model in ``folder`` from what an earlier load has stored; None if there is nothing that fits.
 
     A model that gives other results than stored is loaded from the beginning from then on, until its files or the code
     change.
+
+    Args:
+        report: called after each layer whose packing takes long.
     """
     path = stored_path(config, folder)
     stored = None if path is None else _read_usable(path)
     if path is None or stored is None:
         return None
     try:
-        return _load_from(stored, config, folder)
+        return _load_from(stored, config, folder, report)
     except ModelLoadError as error:
         log.warning("stored_model_refused", folder=str(folder), reason=str(error))
         _write_stored(path, msgspec.structs.replace(stored, refusal=str(error)))
@@ -179,7 +182,7 @@ def store_model(config: EngineConfig, folder: Path, model: LoadedModel, referenc
 
 
 @torch.inference_mode()
-def _load_from(stored: StoredModel, config: EngineConfig, folder: Path) -> LoadedModel:
+def _load_from(stored: StoredModel, config: EngineConfig, folder: Path, report: Callable[[], None]) -> LoadedModel:
     settings = ForwardSettings(
         stored.max_model_len, config.deterministic, config.attention_backend, None, plan=stored.plan
     )
@@ -190,7 +193,7 @@ def _load_from(stored: StoredModel, config: EngineConfig, folder: Path) -> Loade
         map_layers = map if prompts else partial(_map_layers, quantization=config.quantization)
         network = LeanDecoder(module, stored.plan, map_layers)
     lean: Forward = LeanForward(module, settings, network, _stored_calls(stored, module))
-    forward = prepare(lean, config, module.device, stored.vocab_size, stored.max_model_len, prompts)
+    forward = prepare(lean, config, module.device, stored.vocab_size, stored.max_model_len, prompts, report)
     if not isinstance(forward, NativeForward):
         raise ModelLoadError("the compiled library cannot compute it any more")
     _references_of(stored, settings).compare_with(forward, prepared_tolerance(config))

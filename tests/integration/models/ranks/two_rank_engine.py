@@ -100,7 +100,7 @@ class TwoRanks(OneRank):
         self._channel = channel_of(path, RankAnswer)
         self._load_part = load_part
 
-    def load(self) -> LoadedModel:
+    def load(self, report: Callable[[], None]) -> LoadedModel:
         part = self._load_part(self._config, self._folder, self._groups)
         team: Any = Team(self._channel)
         chosen = self._config.max_model_len
