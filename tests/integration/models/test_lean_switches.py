@@ -17,7 +17,6 @@ from penstock.worker.models.adapters.peft_folder import LayerMatrices
 from penstock.worker.models.adapters.targets import layers_of, placed_targets_of, targets_of
 from penstock.worker.models.attention import call
 from penstock.worker.models.checks.conformance import (
-    FOUR_BITS_TOLERANCE,
     QUANTIZED_TOLERANCE,
     ReferenceRun,
     check_conformance,
@@ -269,7 +268,9 @@ def test_adapters_of_layers_of_one_part() -> None:
 
 
 @pytest.mark.parametrize("variant", SWITCHES)
-@pytest.mark.parametrize(("quantization", "tolerance"), [("int8", QUANTIZED_TOLERANCE), ("int4", FOUR_BITS_TOLERANCE)])
+# In four bits, the few tokens of one kind have errors of up to 0.93 in these tiny random models; those of a different
+# model would have 1.4.
+@pytest.mark.parametrize(("quantization", "tolerance"), [("int8", QUANTIZED_TOLERANCE), ("int4", 1.1)])
 @torch.inference_mode()
 def test_weights_in_bytes_and_in_four_bits(variant: str, quantization: str, tolerance: float) -> None:
     model = make_model(variant, torch.bfloat16, **(ALL_EXPERTS if variant in MIXTURES else {}))

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ....kernels import native
 from ....shared.values.distribution import VERSION
 from ...config.engine_config import EngineConfig
+from ...models.lean.layers.decoder import LeanDecoder
 from ...models.loaded import LoadedModel
 from ...models.placing.packed_linear import PackedLinear
 from ...processes.host import usable_cores
@@ -36,6 +37,7 @@ Rows = NDArray[np.uint8]
 # Raise it when the contents of blocks of the same model change.
 _FORMAT = 1
 _PART_BYTES = 64 << 20
+_ANGLE_POSITIONS = (1, 100, 10_000)
 _CONFIG_FILE = "config.json"
 _LIBRARIES = ("torch", "transformers")
 
@@ -148,6 +150,7 @@ class GpuBlocks:
             self._stream.synchronize()
 
 
+@torch.inference_mode()
 def identity_of(config: EngineConfig, folder: Path, model: LoadedModel) -> bytes | None:
     """Return 32 bytes; None while the weights are unloaded. Reads all weights: a second per 1 to 2 GB on all cores."""
     weights = _digest_of(model.weights)
@@ -173,7 +176,10 @@ def identity_of(config: EngineConfig, folder: Path, model: LoadedModel) -> bytes
 
 
 def _digest_of(network: nn.Module) -> str | None:
-    """Return a digest of the names, dtypes, shapes and values of all tensors; None if some are unloaded."""
+    """Return a digest of the names, dtypes, shapes and values of all tensors; None if some are unloaded.
+
+    Angles count by their values, because a stored model computes them by another module than the first load.
+    """
     whole = hashlib.sha256()
     with ThreadPoolExecutor(usable_cores(), "kv-identity") as pool:
         for name, tensor in _tensors(network):
@@ -182,16 +188,26 @@ def _digest_of(network: nn.Module) -> str | None:
             whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             for digest in pool.map(_sha256, _parts(tensor)):
                 whole.update(digest)
+    if isinstance(network, LeanDecoder):
+        positions = torch.tensor(_ANGLE_POSITIONS, device=next(network.parameters()).device)
+        for pair in network.angles(torch.empty(0, device=positions.device), positions):
+            for angles in pair:
+                whole.update(_sha256(angles.contiguous().flatten().view(torch.uint8)))
     return whole.hexdigest()
 
 
 def _tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters, buffers, and the tensors of packed layers, each once."""
+    """Yield parameters, buffers, and the tensors of packed layers, each once.
+
+    Buffers that no file contains follow from the configuration. A stored model may not have them.
+    """
     yielded: set[int] = set()
     for path, module in network.named_modules():
         plain = vars(module) if isinstance(module, PackedLinear) else {}
         for holder in (module._parameters, module._buffers, plain):
             for name, tensor in holder.items():
+                if name in module._non_persistent_buffers_set:
+                    continue
                 if isinstance(tensor, Tensor) and id(tensor) not in yielded:
                     yielded.add(id(tensor))
                     yield f"{path}.{name}", tensor

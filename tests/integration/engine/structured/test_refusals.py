@@ -28,7 +28,6 @@ BAD_GRAMMARS: list[tuple[dict[str, Any], str]] = [
     ({"json": {"type": "strin"}}, "strin"),
     ({"json": {"$ref": "#/$defs/missing"}}, "structured_outputs.json"),
     ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
-    ({"json": {"type": "string", "format": "unheard of"}}, "unheard of"),
     ({"grammar": "root ::= missing"}, "structured_outputs.grammar"),
     ({"structural_tag": '{"structures": 3, "triggers": ["<"]}'}, "structures"),
 ]
