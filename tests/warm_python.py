@@ -87,7 +87,8 @@ class WarmProgram:
     def poll(self) -> int | None:
         with self._ending:
             if self.returncode is None and select.select([self._pidfd], [], [], 0)[0]:
-                words = (self._told + self._server.makefile("rb").read()).split()
+                with self._server.makefile("rb") as answer:
+                    words = (self._told + answer.read()).split()
                 self.returncode = int(words[1])
                 self._server.close()
             return self.returncode

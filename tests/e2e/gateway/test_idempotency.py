@@ -97,7 +97,7 @@ async def test_a_stream_of_a_killed_gateway_is_joined_at_another(
     async with there.stream("POST", CHAT, json=body | {"stream": True}, headers=key) as reply:
         lines = reply.aiter_lines()
         begun = json.loads((await anext(line async for line in lines if line.startswith("data: ")))[6:])
-        other_gateway.kill()
+        await asyncio.to_thread(other_gateway.kill)
     joining = asyncio.create_task(here.post(CHAT, json=body, headers=key))
     async with here.stream("POST", CHAT, json=body | {"stream": True}, headers=key) as reply:
         lines = reply.aiter_lines()
@@ -123,7 +123,7 @@ async def test_a_response_of_a_killed_gateway_is_joined_at_another(
     async with there.stream("POST", RESPONSES, json=body | {"stream": True}, headers=key) as reply:
         lines = reply.aiter_lines()
         begun = json.loads((await anext(line async for line in lines if line.startswith("data: ")))[6:])["response"]
-        other_gateway.kill()
+        await asyncio.to_thread(other_gateway.kill)
     joining = asyncio.create_task(here.post(RESPONSES, json=body, headers=key))
     gate.open()
     whole = (await joining).json()
