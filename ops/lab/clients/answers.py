@@ -11,7 +11,7 @@ from .model_folder import RESULT_START, TOOLS_END, TOOLS_START, TURN_START
 ANSWER = "Four plus two is six. That is the whole answer, in a few more words than it needs."
 DONE = "The work is done: the result of the tool is there, and nothing is left to do in this turn."
 FILE, TEXT = "hello.txt", "hi\n"
-# A prompt with this text gets JSON.
+# A prompt with this text gets JSON, also without a schema.
 AS_JSON = "Answer as JSON"
 WEATHER: dict[str, Any] = {"city": "Bonn"}
 # A work folder of a program, which prompts of agents contain.
@@ -33,10 +33,18 @@ def calls(folder: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def scripted_answer(prompt: str) -> str:
-    """Return the answer to a prompt: a call of a tool that it offers, or text once the last turn has a result."""
+def scripted_answer(prompt: str, schema: dict[str, Any] | None) -> str:
+    """Return the answer to a prompt: a call of a tool that it offers, or text once the last turn has a result.
+
+    Args:
+        schema: JSON schema that the answer must follow, which is that of a forced call or of ``WEATHER``.
+    """
     turn = prompt.rpartition(f"{TURN_START}user")[2]
     offered = _NAME.findall(prompt.partition(TOOLS_START)[2].partition(TOOLS_END)[0])
+    if schema is not None and schema.get("type") == "array":
+        return json.dumps([{"name": offered[0], "parameters": WEATHER}])
+    if schema is not None:
+        return json.dumps(WEATHER)
     if RESULT_START in turn:
         return DONE
     if AS_JSON in turn:

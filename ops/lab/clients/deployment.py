@@ -1,4 +1,4 @@
-"""Redis, two workers with scripted engines, and a gateway; one engine can be killed in the middle of an answer."""
+"""Redis, two workers with scripted engines, an embedder, and a gateway. One scripted engine can be killed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from .model_folder import write_model_folder
 from .scripted_server import ScriptedServer
 
 MODEL = "demo"
+EMBEDDER = "embedder"
+EMBEDDER_FOLDER = Path(__file__).parents[2] / "demo" / "embedder"
 
 
 class Deployment:
@@ -41,6 +43,14 @@ class Deployment:
                     ["--engine", "http", "--served-model-name", MODEL],
                     self._folder / "worker.log",
                     of_each=[["--engine-url", server.address] for server in self._servers],
+                )
+            )
+            exits.enter_context(
+                LocalStack(
+                    EMBEDDER_FOLDER,
+                    ["--served-model-name", EMBEDDER],
+                    self._folder / "embedder.log",
+                    redis_url=self._stack.url,
                 )
             )
             self.gateway = exits.enter_context(LocalGateway(self._stack.url, [], self._folder / "gateway.log"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .answers import FILE, TEXT
-from .deployment import MODEL, Deployment
+from .deployment import EMBEDDER, MODEL, Deployment
 
 TIMEOUT_S = 240.0
 TASK = f"Create a file {FILE} with the word hi"
 SCRIPTS = Path(__file__).parent / "scripts"
 SHOWN_CHARS = 300
+
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
 
 
 class FailureError(Exception):
@@ -131,6 +134,9 @@ class Trial:
             "BASE_URL": self.base_url,
             "ROOT_URL": self.root_url,
             "MODEL": MODEL,
+            "EMBEDDER": EMBEDDER,
+            # LiteLLM would fetch a table of prices, and wait for it.
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             **(environment or {}),
         }
         try:
@@ -201,6 +207,7 @@ def scripted(label: str, script: str, *arguments: str) -> Try:
 
 
 def _last_line(text: str) -> str:
-    # Node ends every failure with its version.
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Node.js v")]
-    return lines[-1][:SHOWN_CHARS] if lines else ""
+    # Node prints an error's fields and its own version after the error.
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.match(line)]
+    return (errors or lines or [""])[-1][:SHOWN_CHARS]

@@ -1,4 +1,4 @@
-"""A server with the endpoints of llama-server, whose answers come from a function of the prompt's text.
+"""A server with the endpoints of llama-server, whose answers come from a function of the prompt's text and the schema.
 
 ``worker start --engine http`` uses it as an engine. A resumed request sends the delivered tokens as part of its prompt,
 and gets the rest of the same answer.
@@ -21,14 +21,15 @@ NUM_SLOTS, SLOT_TOKENS = 4, 1_000_000
 TOKENS_PER_EVENT = 4
 _ASSISTANT = f"{TURN_START}assistant\n"
 
-Answer = Callable[[str], str]
+Answer = Callable[[str, dict[str, Any] | None], str]
 
 
 class ScriptedServer:
     """The server, in a thread of this process.
 
     Args:
-        answer: returns the whole answer to the text of a prompt, which ends where the answer begins.
+        answer: returns the whole answer. Its arguments are the text of the prompt, which ends where the answer begins,
+            and the JSON schema of the answer, None for any text.
     """
 
     def __init__(self, tokenizer: Tokenizer, answer: Answer) -> None:
@@ -55,12 +56,12 @@ class ScriptedServer:
         self._http.shutdown()
         self._http.server_close()
 
-    def rest_of_answer(self, token_ids: list[int]) -> list[int]:
+    def rest_of_answer(self, token_ids: list[int], schema: dict[str, Any] | None) -> list[int]:
         """Return the tokens of the answer that the prompt ``token_ids`` does not contain yet, with the end of turn."""
         text = self.tokenizer.decode(token_ids, skip_special_tokens=False)
         before, _, delivered = text.rpartition(_ASSISTANT)
         num_delivered = len(self.tokenizer.encode(delivered).ids)
-        tokens = self.tokenizer.encode(self.answer(before)).ids
+        tokens = self.tokenizer.encode(self.answer(before, schema)).ids
         end = self.tokenizer.token_to_id(TURN_END)
         assert end is not None
         return [*tokens[num_delivered:], end]
@@ -86,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer ``/completion``."""
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        tokens, limit = self.server_state.rest_of_answer(body["prompt"]), body["n_predict"]
+        tokens, limit = self.server_state.rest_of_answer(body["prompt"], body.get("json_schema")), body["n_predict"]
         is_cut = 0 <= limit < len(tokens)
         if is_cut:
             tokens = tokens[:limit]

@@ -48,9 +48,9 @@ class Engines:
         self.stack = exits.enter_context(LocalStack(folder / "model", options, folder / "worker.log", of_each=each))
         self.gateway = exits.enter_context(LocalGateway(self.stack.url, [], folder / "gateway.log"))
 
-    def _record_prompt(self, prompt: str) -> str:
+    def _record_prompt(self, prompt: str, schema: dict[str, Any] | None) -> str:
         self.prompts.append(prompt)
-        return scripted_answer(prompt)
+        return scripted_answer(prompt, schema)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""Requests as programs sent them, recorded from Codex 0.171, opencode 1.18.33 and qwen-code 0.15.10.
+"""Requests as programs sent them, recorded from Codex 0.171, opencode 1.18.33, qwen-code 0.15.10, Pydantic AI 2.68,
+instructor 1.17 and LlamaIndex's OpenAILike 0.8.1.
 
 Long texts are replaced by their length.
 """
@@ -64,6 +65,10 @@ def prepared_of(path: str, body: dict[str, Any]) -> Prepared:
         ("opencode-turn2", (), ["system", USER, ASSISTANT, TOOL]),
         ("qwen-turn1", (), ["system", USER, ASSISTANT, USER]),
         ("qwen-turn2", (), ["system", USER, ASSISTANT, USER, ASSISTANT, TOOL]),
+        ("pydantic-ai-turn2", (), [USER, ASSISTANT, TOOL]),
+        ("pydantic-ai-forced", (), [USER]),
+        ("instructor-forced", (), [USER]),
+        ("llama-index-turn2", (), [USER, ASSISTANT, TOOL]),
     ],
 )
 def test_recorded_requests_are_accepted(name: str, ignored: tuple[str, ...], roles: list[str]) -> None:
@@ -73,6 +78,13 @@ def test_recorded_requests_are_accepted(name: str, ignored: tuple[str, ...], rol
     assert prepared.params.max_tokens == body.get("max_tokens")
     messages: Any = prepared.prompts[0]
     assert [message["role"] for message in messages] == roles
+
+
+@pytest.mark.parametrize("name", ["pydantic-ai-forced", "instructor-forced"])
+def test_a_schema_sent_as_a_forced_call_is_enforced(name: str) -> None:
+    grammar = prepared_of(*recorded(name)).params.structured_outputs
+    assert grammar is not None
+    assert '"city"' in json.dumps(grammar.json)
 
 
 def test_a_namespace_and_its_calls_are_functions_of_the_model() -> None:

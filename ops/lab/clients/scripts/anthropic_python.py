@@ -74,7 +74,7 @@ def count_prompt() -> None:
     counted = ai.messages.count_tokens(model=MODEL, messages=BODY["messages"])
     usage = ai.messages.create(**BODY).usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
-    assert [model.id for model in ai.models.list()] == [MODEL]
+    assert MODEL in [model.id for model in ai.models.list()]
 
 
 globals()[sys.argv[1]]()

@@ -1,4 +1,6 @@
 """Tries of LangChain's package for Anthropic; the name of one is the argument. Fails by an exception."""
+# pyright: reportMissingImports=false
+# The package is installed in the environment of its program only.
 
 import os
 import sys

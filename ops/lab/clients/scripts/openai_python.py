@@ -69,6 +69,14 @@ def responses_tools() -> None:
     assert second.output_text.startswith("The work is done"), second
 
 
+def embeddings() -> None:
+    texts = ["A cat sits on the mat.", "A cat sits on the mat.", "Shares fell by two percent."]
+    # The package asks for base64 by itself, and decodes it.
+    vectors = [item.embedding for item in ai.embeddings.create(model=os.environ["EMBEDDER"], input=texts).data]
+    same, other = (sum(a * b for a, b in zip(vectors[0], vector, strict=True)) for vector in vectors[1:])
+    assert other < 0.99 < same < 1.01, (same, other)
+
+
 def idempotency() -> None:
     messages: Any = [{"role": "user", "content": QUESTION}]
     headers = {"Idempotency-Key": os.urandom(8).hex()}
