@@ -57,8 +57,8 @@ async def http(gateway: LocalGateway) -> AsyncIterator[httpx.AsyncClient]:
 
 def arguments_of(**body: Any) -> dict[str, Any]:
     """Return the arguments of the package's methods for a body."""
-    known = {name: value for name, value in body.items() if name not in EXTRA}
-    return known | {"extra_body": {name: value for name, value in body.items() if name in EXTRA}}
+    extra = {name: value for name, value in body.items() if name in EXTRA}
+    return {name: value for name, value in body.items() if name not in EXTRA} | {"extra_body": extra}
 
 
 class Frame:
@@ -75,17 +75,17 @@ async def read_frames(
 ) -> list[Frame]:
     """Return the events of a stream, or the first ``limit`` of them, after the event ``after``."""
     headers = {} if after is None else {"Last-Event-ID": after}
-    sent: list[Frame] = []
+    frames: list[Frame] = []
     async with http.stream("POST", "/v1/messages", json=body, headers=headers) as response:
         assert response.status_code == 200, await response.aread()
         pending = ""
         async for text in response.aiter_text():
             pending += text
             *whole, pending = pending.split("\n\n")
-            sent += [Frame(frame) for frame in whole if frame and not frame.startswith(":")]
-            if limit is not None and len(sent) >= limit:
-                return sent[:limit]
-    return sent
+            frames += [Frame(frame) for frame in whole if frame and not frame.startswith(":")]
+            if limit is not None and len(frames) >= limit:
+                return frames[:limit]
+    return frames
 
 
 def characters_of(events: list[Frame]) -> list[Any]:
@@ -105,7 +105,7 @@ async def test_a_message_whole_and_streamed(claude: AsyncAnthropic) -> None:
     whole = await claude.messages.create(**arguments_of(**BODY))
     async with claude.messages.stream(**arguments_of(**BODY)) as stream:
         text = "".join([piece async for piece in stream.text_stream])
-        streamed = await stream.get_final_message()
+        streamed: Any = await stream.get_final_message()
     assert text == COUNTED
     for message in (whole, streamed):
         (block,) = message.content
@@ -123,7 +123,7 @@ async def test_a_tool_in_two_steps_with_thinking(claude: AsyncAnthropic) -> None
     body = {name: value for name, value in WITH_CALL.items() if name != "stream"}
     whole = await claude.messages.create(**arguments_of(**body))
     async with claude.messages.stream(**arguments_of(**body)) as stream:
-        streamed = await stream.get_final_message()
+        streamed: Any = await stream.get_final_message()
     for message in (whole, streamed):
         thinking, text, call = message.content
         assert (thinking.type, text.type, call.type) == ("thinking", "text", "tool_use")
@@ -206,9 +206,9 @@ async def test_a_request_cancelled_within_its_stream_ends_it_with_an_error(
 
 async def test_a_stream_that_expires_ends_in_order(http: httpx.AsyncClient, gate: Gate) -> None:
     gate.hold_at(5)
-    sent = await read_frames(http, {**BODY, "ignore_eos": True, "stream": True, "timeout_s": 1.0})
-    assert [frame.kind for frame in sent[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
-    assert sent[-2].data["delta"]["stop_reason"] == "max_tokens"
+    frames = await read_frames(http, {**BODY, "ignore_eos": True, "stream": True, "timeout_s": 1.0})
+    assert [frame.kind for frame in frames[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
+    assert frames[-2].data["delta"]["stop_reason"] == "max_tokens"
 
 
 @pytest.fixture
@@ -221,8 +221,8 @@ def pinging(deployment: LocalStack, tmp_path: Path) -> Iterator[LocalGateway]:
 async def test_a_stream_is_kept_alive_by_pings(pinging: LocalGateway, gate: Gate) -> None:
     gate.hold_at(3)
     async with httpx.AsyncClient(base_url=pinging.root_url, timeout=60) as http:
-        sent = await read_frames(http, {**BODY, "stream": True}, limit=9)
-    assert [event.kind for event in sent].count("ping") >= 3
+        frames = await read_frames(http, {**BODY, "stream": True}, limit=9)
+    assert [event.kind for event in frames].count("ping") >= 3
 
 
 async def test_errors_are_the_sdks_exception_classes(claude: AsyncAnthropic, http: httpx.AsyncClient) -> None:

@@ -244,9 +244,9 @@ async def test_wrong_arguments_are_refused_before_sending(
         (lambda: client.is_sleeping(timeout_s=0), "timeout_s must be"),
         (lambda: client.is_sleeping(timeout_s=float("inf")), "timeout_s must be"),
         (
-            lambda: client.is_sleeping(engine="w-0"),
+            lambda: client.is_sleeping(engine="w-0"),  # type: ignore[call-arg]
             "unknown argument engine of the call is_sleeping; did you mean engine_id",
-        ),  # type: ignore[call-arg]
+        ),
         (lambda: client.save_sharded_state("here"), "path must be absolute"),
         (lambda: client.collective_rpc("m", [object()]), r"^args\[0\] must be plain data"),
     ]

@@ -15,6 +15,8 @@ from penstock.producer.openai.parsers import Parsers
 from penstock.shared.errors import PromptTooLongError, QueueFullError
 from penstock.shared.params.structured import StructuredOutputsParams
 
+from ..openai.generating import template_kwargs
+
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "weather", "description": "Reports.", "input_schema": CITY}
 FUNCTION = {"type": "function", "function": {"name": "weather", "description": "Reports.", "parameters": CITY}}
@@ -48,7 +50,8 @@ def prepared_message(*messages: Any, parsers: Parsers | None = None, **fields: A
 
 def chat_of(*messages: Any, **fields: Any) -> list[Any]:
     """Return the chat messages of a conversation."""
-    return list(prepared_message(*messages, **fields).prompts[0])
+    prompt: Any = prepared_message(*messages, **fields).prompts[0]
+    return list(prompt)
 
 
 CALL = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Bonn"}, "caller": {"type": "direct"}}
@@ -214,7 +217,7 @@ def test_the_format_of_the_output_is_a_grammar() -> None:
 def test_tools_are_functions(choice: Any, forced: Any, functions: Any) -> None:
     tool = {**WEATHER, "type": "custom", "cache_control": {"type": "ephemeral"}, "eager_input_streaming": True}
     prepared = prepared_message(tools=[tool], tool_choice=choice)
-    assert prepared.options.get("chat_template_kwargs", {}).get("tools") == functions
+    assert (prepared.options.get("chat_template_kwargs") or {}).get("tools") == functions
     grammar = prepared.params.structured_outputs
     assert (grammar.json if isinstance(grammar, StructuredOutputsParams) else None) == forced
 
@@ -240,16 +243,16 @@ def test_deferred_tools_are_offered_once_the_conversation_refers_to_them() -> No
     def offered(*messages: Any) -> list[str]:
         deferred = [{**WEATHER, "name": name, "defer_loading": True} for name in ("a", "b")]
         prepared = prepared_message(*messages, tools=[WEATHER, *deferred])
-        return [tool["function"]["name"] for tool in prepared.options["chat_template_kwargs"]["tools"]]
+        return [tool["function"]["name"] for tool in template_kwargs(prepared.options)["tools"]]
 
-    found = user(result([{"type": "tool_reference", "tool_name": "a"}]))
+    search_result = user(result([{"type": "tool_reference", "tool_name": "a"}]))
     added = {"role": "system", "content": [{"type": "tool_addition", "tool": {"type": "tool_reference", "name": "b"}}]}
     removed = {
         "role": "system",
         "content": [{"type": "tool_removal", "tool": {"type": "tool_reference", "name": "weather"}}],
     }
     assert offered(user("hi")) == ["weather"]
-    assert offered(user("hi"), assistant(CALL), found) == ["weather", "a"]
+    assert offered(user("hi"), assistant(CALL), search_result) == ["weather", "a"]
     assert offered(user("hi"), added, removed) == ["b"]
 
 
@@ -312,7 +315,7 @@ def test_errors_name_the_field_of_the_body(messages: list[Any], fields: dict[str
 
 
 def test_a_tool_may_have_a_name_of_128_characters() -> None:
-    assert prepared_message(tools=[{**WEATHER, "name": "n" * 128}]).options["chat_template_kwargs"]["tools"]
+    assert template_kwargs(prepared_message(tools=[{**WEATHER, "name": "n" * 128}]).options)["tools"]
     with pytest.raises(OpenAIError, match=r"^tools\[0\]\.name must be 1 to 128"):
         prepared_message(tools=[{**WEATHER, "name": "n" * 129}])
 

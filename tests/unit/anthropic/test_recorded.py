@@ -12,6 +12,8 @@ from penstock.producer.anthropic.errors import MESSAGES
 from penstock.producer.openai.endpoints import decode
 from penstock.producer.openai.parsers import Parsers
 
+from ..openai.generating import template_kwargs
+
 FOLDER = Path(__file__).parent / "recorded"
 
 
@@ -31,7 +33,7 @@ def test_recorded_requests_become_chats(name: str, roles: list[str]) -> None:
     prepared = decoded.prepare(Parsers())
     messages: Any = prepared.prompts[0]
     assert [message["role"] for message in messages] == roles
-    kwargs = prepared.options["chat_template_kwargs"]
+    kwargs = template_kwargs(prepared.options)
     assert len(kwargs["tools"]) == len(request["body"]["tools"])
     assert kwargs["reasoning_effort"] == "high"
     for message in messages[3:4]:

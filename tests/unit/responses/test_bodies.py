@@ -24,6 +24,7 @@ from penstock.producer.results import CompletionOutput, RequestOutput
 from penstock.shared.messages.outcome import FinishReason, Usage
 
 from ..openai.generating import prepare as prepare_at
+from ..openai.generating import template_kwargs
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
@@ -226,8 +227,7 @@ def test_a_row_of_a_batch_stands_alone() -> None:
 
 
 def names_of(**fields: Any) -> list[str]:
-    tools = prepare(**fields).chat.options.get("chat_template_kwargs", {}).get("tools", [])
-    return [tool["function"]["name"] for tool in tools]
+    return [tool["function"]["name"] for tool in template_kwargs(prepare(**fields).chat.options)["tools"]]
 
 
 def test_only_tools_that_the_caller_runs_are_offered() -> None:
@@ -282,11 +282,11 @@ def test_images_of_outputs_follow_them_as_a_message_of_the_user() -> None:
 
 
 def test_found_tools_may_be_called() -> None:
-    found = [
+    items = [
         {"type": "tool_search_call", "call_id": "s", "execution": "client", "arguments": {"query": "w"}},
         {"type": "tool_search_output", "call_id": "s", "execution": "client", "tools": [WEATHER]},
     ]
-    fields = {"tools": [{"type": "tool_search", "execution": "client"}], "input": found}
+    fields = {"tools": [{"type": "tool_search", "execution": "client"}], "input": items}
     assert names_of(**fields) == ["tool_search", "weather"]
     call, output = messages(**fields)
     assert call["tool_calls"][0]["function"] == {"name": "tool_search", "arguments": '{"query": "w"}'}
@@ -311,4 +311,4 @@ def test_all_kinds_of_items_are_stored() -> None:
     ]
     record = prepare(input=items, tools=[WEATHER, {"type": "web_search"}], text={"verbosity": "low"}).record
     assert msgspec.json.decode(msgspec.json.encode(record), type=StoredResponse) == record
-    assert prepare_response(record).chat.options.get("chat_template_kwargs", {})["verbosity"] == "low"
+    assert template_kwargs(prepare_response(record).chat.options)["verbosity"] == "low"
