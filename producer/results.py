@@ -110,6 +110,22 @@ def completion(index: int, delta: Delta) -> CompletionOutput:
     )
 
 
+def whole_delta(output: RequestOutput, completion: CompletionOutput) -> Delta:
+    """Return one answer of a finished request as a single delta, for readers of deltas; see ``final_output``."""
+    return Delta(
+        token_ids=completion.token_ids,
+        text=completion.text,
+        finish_reason=completion.finish_reason,
+        stop_reason=completion.stop_reason,
+        usage=output.usage,
+        logprobs=completion.logprobs or [],
+        prompt_logprobs=[token for token in output.prompt_logprobs or () if token is not None],
+        stats=completion.stats,
+        first_prompt_token=output.first_prompt_token,
+        begins_in_reasoning=completion.begins_in_reasoning,
+    )
+
+
 def prompt_logprobs_of(delta: Delta) -> list[TokenLogprobs | None] | None:
     """Return one entry per token of the prompt, if ``delta`` has any."""
     return [None, *delta.prompt_logprobs] if delta.prompt_logprobs else None

@@ -15,7 +15,7 @@ from ..openai.chat import PreparedChat, prepare_chat
 from ..openai.errors import OpenAIError, error_of
 from ..openai.parsers import Parsers
 from ..openai.prepared import Prepared
-from ..results import RequestOutput
+from ..results import RequestOutput, whole_delta
 from .body import FieldNames, MessagesBody, chat_body
 from .objects import Message, OutputTokensDetails, StopReason, Usage
 from .writer import MessageWriter, NumberedEvent
@@ -47,16 +47,7 @@ class PreparedMessage(Prepared, kw_only=True, frozen=True):
         (output,) = outputs
         (completion,) = output.outputs
         transcriber = self.transcriber(response_id or output.request_id, self.model or output.model)
-        transcriber.feed(
-            Delta(
-                token_ids=completion.token_ids,
-                text=completion.text,
-                finish_reason=completion.finish_reason,
-                stop_reason=completion.stop_reason,
-                usage=output.usage,
-                begins_in_reasoning=completion.begins_in_reasoning,
-            )
-        )
+        transcriber.feed(whole_delta(output, completion))
         assert transcriber.message is not None
         return transcriber.message
 

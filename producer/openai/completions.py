@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import Usage as TokenCounts
 from ..inputs.prompt import Prompt
-from ..results import CompletionOutput, RequestOutput
+from ..results import CompletionOutput, RequestOutput, whole_delta
 from .answers.common import OpenAIFinishReason, Usage, UsageCounter, finish_reason_of, response_head, stop_reason_of
 from .answers.logprobs import CompletionLogprobs, completion_logprobs, num_chars
 from .errors import bad_field
@@ -93,17 +93,7 @@ class PreparedCompletion(Prepared, kw_only=True, frozen=True):
         return msgspec.structs.replace(counts, num_output_tokens=0) if self.returns_prompt_only else counts
 
     def _choice(self, position: int, completion: CompletionOutput, output: RequestOutput) -> CompletionChoice:
-        # The last delta of an answer carries everything that the output does.
-        whole = Delta(
-            token_ids=completion.token_ids,
-            text=completion.text,
-            finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
-            logprobs=completion.logprobs or [],
-            prompt_logprobs=[token for token in output.prompt_logprobs or () if token is not None],
-            first_prompt_token=output.first_prompt_token,
-        )
-        return ChoiceWriter(self, position, completion.index).feed(whole)
+        return ChoiceWriter(self, position, completion.index).feed(whole_delta(output, completion))
 
 
 class ChoiceWriter:

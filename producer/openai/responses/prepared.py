@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from ....shared.errors import PenstockError
-from ....shared.messages.deltas import Delta
 from ...inputs.options import RequestOptions
-from ...results import RequestOutput
+from ...results import RequestOutput, whole_delta
 from ..answers.common import created_at, finish_reason_of
 from ..chat import PreparedChat, prepare_chat
 from ..errors import OpenAIError, bad_field, error_of
@@ -130,16 +129,7 @@ class PreparedRow(Prepared, kw_only=True, frozen=True):
         )
         transcriber = PreparedResponse(record=record, chat=self.chat).transcriber()
         transcriber.create()
-        transcriber.feed(
-            Delta(
-                token_ids=completion.token_ids,
-                text=completion.text,
-                finish_reason=completion.finish_reason,
-                usage=output.usage,
-                logprobs=completion.logprobs or [],
-                stats=completion.stats,
-            )
-        )
+        transcriber.feed(whole_delta(output, completion))
         return transcriber.response
 
 

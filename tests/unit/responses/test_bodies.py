@@ -12,6 +12,7 @@ from openai.types.responses import Response as OpenAIResponse
 from penstock.producer.openai.answers.common import new_id
 from penstock.producer.openai.endpoints import RESPONSES, decode
 from penstock.producer.openai.errors import OpenAIError
+from penstock.producer.openai.parsers import Parsers
 from penstock.producer.openai.responses.body import check_body
 from penstock.producer.openai.responses.items import read_items
 from penstock.producer.openai.responses.prepared import (
@@ -224,6 +225,18 @@ def test_a_row_of_a_batch_stands_alone() -> None:
         with pytest.raises(OpenAIError) as caught:
             prepare_at(RESPONSES, body | {name: value})
         assert caught.value.param == name
+
+
+def test_a_row_whose_prompt_begins_the_reasoning_has_a_reasoning_item() -> None:
+    prepared = prepare_at(RESPONSES, {"model": "demo", "input": "hi"}, Parsers(reasoning="qwen3"))
+    output = CompletionOutput(
+        index=0, text="hm</think>six", token_ids=[1], finish_reason=FinishReason.STOP, begins_in_reasoning=True
+    )
+    whole = RequestOutput(request_id="b-1", model="demo", prompt=None, outputs=[output], usage=Usage(3, 1, 0))
+    response = prepared.answer(whole, response_id=new_id(prepared.id_prefix))
+    reasoning, message = msgspec.to_builtins(response)["output"]
+    assert (reasoning["type"], reasoning["content"][0]["text"]) == ("reasoning", "hm")
+    assert (message["type"], message["content"][0]["text"]) == ("message", "six")
 
 
 def names_of(**fields: Any) -> list[str]:
