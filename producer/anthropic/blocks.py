@@ -158,10 +158,9 @@ def _reply(blocks: Sequence[Block], field: str) -> ChatMessage:
         arguments = msgspec.json.encode(block.input or {}).decode()
         calls.append({"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}})
     reasoning = "".join(block.thinking or "" for block in blocks if block.type == "thinking")
-    texts = [ContentPart(type="text", text=block.text or "") for block in blocks if block.type == "text"]
     return ChatMessage(
         role="assistant",
-        content=[part for part in texts if part.text],
+        content=_texts(*(block.text for block in blocks if block.type == "text")),
         tool_calls=calls or UNSET,
         reasoning=reasoning or UNSET,
     )

@@ -43,7 +43,7 @@ _NAMES = (
 
 
 class ThinkingConfig(Thinking, kw_only=True):
-    """Whether the model thinks. With ``display`` "omitted" the blocks of thinking are empty."""
+    """Choice whether the model thinks. With ``display`` "omitted" the blocks of thinking are empty."""
 
     display: str | None = None
 
@@ -63,7 +63,7 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
-    """Which tools the model may call."""
+    """Choice of the tools that the model may call."""
 
     type: str
     name: str | None = None

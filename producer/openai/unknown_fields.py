@@ -82,9 +82,9 @@ def decode_known(data: bytes, struct: type[S], *, strict: bool) -> tuple[S, tupl
 
 def header_value(names: Iterable[str]) -> str:
     """Return the value of ``HEADER`` for the paths of ignored fields."""
-    shown = sorted({name if _NAME.fullmatch(name) else OTHER for name in names})
-    more = [] if len(shown) <= MAX_NAMES else ["..."]
-    return ",".join(shown[:MAX_NAMES] + more)
+    paths = sorted({name if _NAME.fullmatch(name) else OTHER for name in names})
+    more = [] if len(paths) <= MAX_NAMES else ["..."]
+    return ",".join(paths[:MAX_NAMES] + more)
 
 
 def counted_name(path: str) -> str:

@@ -71,7 +71,7 @@ def read_offered(tools: Iterable[Any], field: str = "tools", namespace: str | No
             offered.append(_function(tool, place, namespace))
         elif kind == "custom":
             offered.append(_custom(tool, place, namespace))
-        elif kind == TOOL_SEARCH and tool.get("execution") == "client":
+        elif kind == TOOL_SEARCH and _is_clients(tool):
             offered.append(_search(tool))
         elif kind in _CLIENT_KINDS or (kind == "shell" and _runs_locally(tool)):
             raise bad_field(

@@ -207,7 +207,7 @@ class Responses(StoredResponses):
                         raise
                     responses[response_id] = []
                 else:
-                    responses[response_id] = [*record.history, *record.items, *response.output]
+                    responses[response_id] = [*record.conversation, *response.output]
         return {item.id: item for items in responses.values() for item in items if item.id in ids}
 
     async def _history(self, tenant: str, body: ResponseBody) -> list[Item]:
@@ -232,4 +232,4 @@ class Responses(StoredResponses):
                 f"previous_response_id {shown(previous_id)} has status {shown(response.status)}; "
                 "only a completed or incomplete response can be continued",
             )
-        return [*record.history, *record.items, *response.output]
+        return [*record.conversation, *response.output]
