@@ -232,9 +232,14 @@ class Poolings(ClientCore):
 
 def _options_of_prompt(options: RequestOptions, index: int, num_prompts: int) -> RequestOptions:
     request_id = options.get("request_id")
-    if request_id is None or num_prompts == 1:
+    if request_id is None:
         return options
-    return {**options, "request_id": check_name("request_id", f"{request_id}-{index}")}
+    return {**options, "request_id": request_id_of_prompt(request_id, index, num_prompts)}
+
+
+def request_id_of_prompt(request_id: str, index: int, num_prompts: int) -> str:
+    """Return the id of the request for one of the prompts of a call with ``request_id``."""
+    return request_id if num_prompts == 1 else check_name("request_id", f"{request_id}-{index}")
 
 
 def _with_task(params: PoolingParams | None, task: str) -> PoolingParams:

@@ -48,12 +48,12 @@ def digest_of(path: str, content: str) -> str:
 
 
 async def reserved(
-    request: Request, digest: str, ids_of: Callable[[Reservation], Sequence[str]], model: Callable[[], Awaitable[str]]
+    request: Request, ids_of: Callable[[Reservation], Sequence[str]], model: Callable[[], Awaitable[str]]
 ) -> Reservation | None:
     """Return the reservation for an HTTP request; None if it has no key.
 
     Args:
-        digest: of path and body.
+        request: its state has ``body_digest``, the digest of path and body, if it has a key.
         ids_of: returns the ids of the requests of a reservation.
         model: returns the name of their model.
 
@@ -64,7 +64,7 @@ async def reserved(
     if key is None:
         return None
     gateway, tenant = gateway_of(request), request.state.identity.tenant
-    reservation, is_new = await gateway.idempotency.reserve(tenant, key, digest)
+    reservation, is_new = await gateway.idempotency.reserve(tenant, key, request.state.body_digest)
     while not is_new and await _ended_without_answer(gateway.client, ids_of(reservation), await model()):
         reservation = await gateway.idempotency.replace(tenant, key, reservation)
     return reservation

@@ -55,6 +55,8 @@ async def decode_body(request: Request, path: str) -> tuple[Decoded, bool]:
     is_large = len(body) > LARGE_BODY_BYTES
     decoded = await _run_sized(partial(decode, path, body, strict=settings.strict_fields), in_thread=is_large)
     request.state.ignored = decoded.ignored
+    if HEADER in request.headers:
+        request.state.body_digest = await _run_sized(lambda: digest_of(path, decoded.digest), in_thread=is_large)
     return decoded, is_large
 
 
@@ -65,8 +67,6 @@ async def prepare(request: Request, path: str) -> tuple[PreparedBody, str]:
         OpenAIError: the body is invalid.
     """
     decoded, is_large = await decode_body(request, path)
-    if HEADER in request.headers:
-        request.state.body_digest = await _run_sized(lambda: digest_of(path, decoded.digest), in_thread=is_large)
     parsers = await gateway_of(request).parsers.for_model(decoded.model)
     prepared = await _run_sized(partial(decoded.prepare, parsers), in_thread=is_large)
     return prepared, await _run_sized(lambda: decoded.fingerprint, in_thread=is_large)
@@ -111,8 +111,6 @@ async def generate(path: str, request: Request) -> ASGIApp:
 
 async def _reserved(request: Request, prepared: Prepared) -> Reservation | None:
     """Return the reservation of a body with an ``Idempotency-Key``; None without one."""
-    if HEADER not in request.headers:
-        return None
     gateway = gateway_of(request)
 
     def request_ids(reservation: Reservation) -> list[str]:
@@ -120,7 +118,7 @@ async def _reserved(request: Request, prepared: Prepared) -> Reservation | None:
         ids = [generations.request_id_of(response_id, position) for position in range(len(prepared.prompts))]
         return [child for request_id in ids for child in child_ids(request_id, prepared.params.n)]
 
-    return await reserved(request, request.state.body_digest, request_ids, partial(_model_name, gateway, prepared))
+    return await reserved(request, request_ids, partial(_model_name, gateway, prepared))
 
 
 def reserved_id(prepared: PreparedBody, reservation: Reservation) -> str:

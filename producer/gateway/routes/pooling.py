@@ -14,6 +14,7 @@ from starlette.responses import Response
 from ....shared.errors import RequestFailedError
 from ....shared.messages.outcome import FinishReason
 from ....shared.params.pooling import PoolingParams
+from ...client_parts.pooling import request_id_of_prompt
 from ...inputs.options import RequestOptions
 from ...openai.answers.common import created_at, new_id
 from ...openai.endpoints import EMBEDDINGS
@@ -66,15 +67,13 @@ async def embeddings(request: Request) -> Response:
 
 async def _reserved(request: Request, prepared: PreparedEmbeddings) -> Reservation | None:
     """Return the reservation of a body with an ``Idempotency-Key``; None without one."""
-    if HEADER not in request.headers:
-        return None
 
     def request_ids(reservation: Reservation) -> list[str]:
         response_id, num_prompts = reserved_id(prepared, reservation), len(prepared.prompts)
-        return [response_id] if num_prompts == 1 else [f"{response_id}-{index}" for index in range(num_prompts)]
+        return [request_id_of_prompt(response_id, index, num_prompts) for index in range(num_prompts)]
 
     resolve = partial(gateway_of(request).client.resolve_model, prepared.model)
-    return await reserved(request, request.state.body_digest, request_ids, resolve)
+    return await reserved(request, request_ids, resolve)
 
 
 async def classify(request: Request) -> Response:

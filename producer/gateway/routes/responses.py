@@ -21,9 +21,9 @@ from ...openai.responses.objects import DeletedResponse, Event, ItemList, Respon
 from ...sse import COMMENT, EventStream
 from ..auth import Identity
 from ..http import add_ids, bind_request_id, gateway_of, json_response, while_connected
-from ..idempotency import digest_of, reserved
+from ..idempotency import reserved
 from ..operations import Operation
-from ..reservations import HEADER, Reservation
+from ..reservations import Reservation
 from ..stream import event_stream, openai_error
 from .generate import decode_body
 
@@ -56,11 +56,8 @@ async def create(request: Request) -> HTTPResponse | EventStream:
 
 async def _reserved(request: Request, decoded: Decoded) -> Reservation | None:
     """Return the reservation of a body with an ``Idempotency-Key``; None without one."""
-    if HEADER not in request.headers:
-        return None
-    digest = digest_of(RESPONSES, decoded.digest)
     resolve = partial(gateway_of(request).client.resolve_model, decoded.model)
-    return await reserved(request, digest, lambda reservation: [_id_of(reservation)], resolve)
+    return await reserved(request, lambda reservation: [_id_of(reservation)], resolve)
 
 
 def _id_of(reservation: Reservation) -> str:
