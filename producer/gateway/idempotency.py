@@ -22,8 +22,6 @@ from ..openai.errors import OpenAIError
 from .http import gateway_of
 from .reservations import HEADER, Reservation
 
-# A caller that has lost its connection needs this long to repeat its call, whatever ``reconnect_grace_s`` is.
-MIN_LINGER_S = 5.0
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 # A generation that ended so has no answer, so the same key starts another one.
 _WITHOUT_ANSWER = (RequestState.CANCELLED, RequestState.FAILED, RequestState.PARKED)

@@ -13,10 +13,9 @@ from ...shared.keys import Keys
 from ...shared.messages import WIRE_VERSION
 from ...shared.values.shown import shown
 from ..openai.errors import OpenAIError
+from ..openai.responses.response_store import MAX_RUN_S
 
 HEADER = "idempotency-key"
-# A request may run this long, and its result is stored after that.
-MAX_RUN_S = 24 * 3600.0
 _NUM_SEED_DIGITS = 32
 
 
@@ -46,7 +45,7 @@ class IdempotencyKeys:
     """Reserves generations for keys. A key belongs to a tenant.
 
     Args:
-        result_ttl_s: how long a result is stored after its end; a key is stored longer than that.
+        result_ttl_s: how long a result is stored after its end; a key is stored for that time and ``MAX_RUN_S``.
     """
 
     def __init__(self, connection: CommandConnection, keys: Keys, *, result_ttl_s: float) -> None:

@@ -18,6 +18,9 @@ MAX_CACHE_SALT_CHARS = 512
 MAX_EXTERNAL_REQ_ID_CHARS = 256
 MAX_SESSION_ID_CHARS = 512
 MAX_LINGER_S = 86_400.0
+# A caller with an idempotency key that has lost its connection needs this long to repeat its call, whatever
+# ``reconnect_grace_s`` is.
+REPEAT_LINGER_S = 5.0
 MAX_TRACE_HEADERS_CHARS = 8192
 READ_TTL_S = 60.0
 

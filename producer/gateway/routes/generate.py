@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from ....shared.values.shown import shown
 from ...anthropic.prepared import PreparedMessage
-from ...inputs.options import MAX_SESSION_ID_CHARS
+from ...inputs.options import MAX_SESSION_ID_CHARS, REPEAT_LINGER_S
 from ...openai.answers.chat_objects import ChatCompletion
 from ...openai.answers.common import new_id
 from ...openai.chat import ChatCompletionBody
@@ -31,7 +31,7 @@ from ...sse import COMMENT, EventStream
 from .. import generations
 from ..auth import Identity
 from ..http import Gateway, add_ids, bind_request_id, gateway_of, json_response, read_body, while_connected
-from ..idempotency import MIN_LINGER_S, digest_of, reserved
+from ..idempotency import digest_of, reserved
 from ..message_stream import PING, MessagePosition, error_frame, message_events
 from ..operations import Operation
 from ..reservations import HEADER, Reservation
@@ -95,7 +95,7 @@ async def generate(path: str, request: Request) -> ASGIApp:
     linger_s = gateway.settings.reconnect_grace_s
     if (reservation := await _reserved(request, prepared)) is not None:
         response_id = reserved_id(prepared, reservation)
-        options["linger_s"] = linger_s = max(linger_s, MIN_LINGER_S)
+        options["linger_s"] = linger_s = max(linger_s, REPEAT_LINGER_S)
         options["read_ttl_s"] = None  # another call may read the answer
     add_ids(options, request, response_id)
     if not prepared.stream:

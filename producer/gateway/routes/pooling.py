@@ -15,7 +15,7 @@ from ....shared.errors import RequestFailedError
 from ....shared.messages.outcome import FinishReason
 from ....shared.params.pooling import PoolingParams
 from ...client_parts.pooling import request_id_of_prompt
-from ...inputs.options import RequestOptions
+from ...inputs.options import REPEAT_LINGER_S, RequestOptions
 from ...openai.answers.common import created_at, new_id
 from ...openai.endpoints import EMBEDDINGS
 from ...openai.errors import cancelled, expired
@@ -47,7 +47,7 @@ from ...openai.unknown_fields import decode_known
 from ...results import DataPrompt, PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .. import generations
 from ..http import add_ids, gateway_of, json_response, read_body, while_connected
-from ..idempotency import MIN_LINGER_S, reserved
+from ..idempotency import reserved
 from ..operations import Operation
 from ..reservations import HEADER, Reservation
 from .generate import prepare, reserved_id
@@ -202,7 +202,7 @@ def _options(request: Request, prepared: PreparedPooling, response_id: str) -> R
     add_ids(options, request, response_id)
     options["request_id"] = response_id
     if HEADER in request.headers:
-        options["linger_s"], options["read_ttl_s"] = MIN_LINGER_S, None  # another call may read the output
+        options["linger_s"], options["read_ttl_s"] = REPEAT_LINGER_S, None  # another call may read the output
     return options
 
 

@@ -16,7 +16,7 @@ from ....shared.errors import PenstockError
 from ....shared.keys import Keys
 from ....shared.values.shown import shown
 from ...client import Client
-from ...inputs.options import RequestOptions
+from ...inputs.options import REPEAT_LINGER_S, RequestOptions
 from ...webhooks.events import EventFamily
 from ..errors import OpenAIError, bad_field
 from ..parsers import ModelParsers
@@ -27,9 +27,6 @@ from .prepared import PreparedResponse, prepare_response
 from .response_store import MAX_RUN_S, StoredResponse
 from .stored_responses import StoredResponses
 from .transcriber import Transcriber
-
-# The request of a cut connection runs at least this long if its caller may repeat the call with the same key.
-MIN_LINGER_S = 5.0
 
 
 class Responses(StoredResponses):
@@ -182,7 +179,7 @@ class Responses(StoredResponses):
         if record.body.is_stored:
             await self._store.put(tenant, record)
         if record.body.is_stored or prepared.is_reserved:
-            options["linger_s"] = max(linger_s, MIN_LINGER_S) if prepared.is_reserved else linger_s
+            options["linger_s"] = max(linger_s, REPEAT_LINGER_S) if prepared.is_reserved else linger_s
         deltas = self._client.stream(prepared.chat.prompt, prepared.chat.params, **options)
         try:
             async with aclosing(deltas):
