@@ -24,7 +24,7 @@ from ...openai.answers.common import new_id
 from ...openai.chat import ChatCompletionBody
 from ...openai.completions import Completion, CompletionBody
 from ...openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, Decoded, decode
-from ...openai.errors import OpenAIError
+from ...openai.errors import ErrorBody, OpenAIError
 from ...openai.prepared import Prepared, PreparedBody
 from ...requests.fan_out import child_ids
 from ...sse import COMMENT, EventStream
@@ -191,36 +191,38 @@ async def _model_name(gateway: Gateway, prepared: Prepared) -> str:
     return await gateway.client.resolve_model(prepared.model)
 
 
-LAST_EVENT_ID = {
+_LAST_EVENT_ID = {
     "name": "Last-Event-ID",
     "in": "header",
     "required": False,
     "schema": {"type": "string"},
     "description": "The id of the last event of a stream that this same body started; the stream resumes after it.",
 }
-STATUSES = (400, 408, 413, 429, 499)
+
+
+def generation_operation(
+    path: str,
+    summary: str,
+    body: type[msgspec.Struct],
+    response: type[msgspec.Struct],
+    error: type[msgspec.Struct] = ErrorBody,
+) -> Operation:
+    """Return the operation of a path that generates: a whole answer, a stream, or a resumed one."""
+    return Operation(
+        method="POST",
+        path=path,
+        handler=partial(generate, path),
+        summary=summary,
+        body=body,
+        response=response,
+        streams=True,
+        error=error,
+        statuses=(400, 408, 413, 429, 499),
+        parameters=(_LAST_EVENT_ID,),
+    )
+
 
 OPERATIONS = (
-    Operation(
-        method="POST",
-        path=CHAT_COMPLETIONS,
-        handler=partial(generate, CHAT_COMPLETIONS),
-        summary="Answer chat messages",
-        body=ChatCompletionBody,
-        response=ChatCompletion,
-        streams=True,
-        statuses=STATUSES,
-        parameters=(LAST_EVENT_ID,),
-    ),
-    Operation(
-        method="POST",
-        path=COMPLETIONS,
-        handler=partial(generate, COMPLETIONS),
-        summary="Continue one prompt or several",
-        body=CompletionBody,
-        response=Completion,
-        streams=True,
-        statuses=STATUSES,
-        parameters=(LAST_EVENT_ID,),
-    ),
+    generation_operation(CHAT_COMPLETIONS, "Answer chat messages", ChatCompletionBody, ChatCompletion),
+    generation_operation(COMPLETIONS, "Continue one prompt or several", CompletionBody, Completion),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -14,7 +13,7 @@ from ...anthropic.objects import Message, TokensCount
 from ...inputs.images import is_image_part
 from ..http import gateway_of, json_response, while_connected
 from ..operations import Operation
-from .generate import LAST_EVENT_ID, STATUSES, generate, prepare
+from .generate import generation_operation, prepare
 
 
 async def count_tokens(request: Request) -> Response:
@@ -40,18 +39,7 @@ def _without_images(message: dict[str, Any]) -> dict[str, Any]:
 
 
 OPERATIONS = (
-    Operation(
-        method="POST",
-        path=MESSAGES,
-        handler=partial(generate, MESSAGES),
-        summary="Answer messages, as Anthropic's API",
-        body=MessagesBody,
-        response=Message,
-        streams=True,
-        error=MessagesError,
-        statuses=STATUSES,
-        parameters=(LAST_EVENT_ID,),
-    ),
+    generation_operation(MESSAGES, "Answer messages, as Anthropic's API", MessagesBody, Message, MessagesError),
     Operation(
         method="POST",
         path=f"{MESSAGES}/count_tokens",
