@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 
 import msgspec
+from starlette.requests import Request
 
 from ...shared.process.log import get_logger
 from ...shared.values.json_lines import encode_line
@@ -28,6 +30,7 @@ from ..openai.prepared import ChunkMaker, Prepared
 from ..reconnect import AnswerPositions
 from ..sse import COMMENT, EventStream
 from .generations import PromptDelta
+from .http import gateway_of
 
 _FORM = re.compile(r"([A-Za-z0-9_-]{1,100}):(\d{1,10}e?(?:\.\d{1,10}e?)*)(\.u)?")
 
@@ -121,34 +124,36 @@ async def events(
     yield DONE
 
 
+def openai_error(error: OpenAIError) -> bytes:
+    """Return the event that reports a failure where OpenAI's clients look for it, followed by the end of the stream."""
+    return b"data: %b\n\n%b" % (encode_line(error.body), DONE)
+
+
 async def event_stream(
+    request: Request,
     encoded: AsyncGenerator[bytes],
     *,
-    keep_alive_s: float,
-    status_wait_s: float,
-    on_first: Callable[[], None],
-    on_left: Callable[[], None],
-    error_event: Callable[[OpenAIError], bytes],
+    error_event: Callable[[OpenAIError], bytes] = openai_error,
     keep_alive: bytes = COMMENT,
 ) -> EventStream:
-    """Return the response of ``events`` once its status is known.
+    """Return the response of the events in ``encoded`` once its status is known.
+
+    A refusal usually arrives quickly and gets its own status. After ``status_wait_s`` of the settings the head of the
+    response is sent.
 
     Args:
-        keep_alive: sent while no event arrives.
         error_event: encodes a failure as the last event.
-        status_wait_s: wait for a refusal, which usually arrives quickly and gets its own status; after this time the
-            head of the response is sent.
-        on_first: called before the first event is sent.
-        on_left: called if the reader disconnects before the end.
+        keep_alive: sent while no event arrives.
 
-    Raises: the exceptions of ``events`` before its first event.
+    Raises: the exceptions of ``encoded`` before its first event.
     """
+    settings = gateway_of(request).settings
     return await EventStream(
-        _with_callbacks(encoded, on_first, on_left),
+        _observed(request, encoded),
         error_event=partial(_error_event, error_event),
-        keep_alive_s=keep_alive_s,
+        keep_alive_s=settings.keep_alive_s,
         keep_alive=keep_alive,
-        status_wait_s=status_wait_s,
+        status_wait_s=settings.status_wait_s,
     ).start()
 
 
@@ -156,18 +161,19 @@ def _event(position: Position, chunk: msgspec.Struct) -> bytes:
     return b"id: %b\ndata: %b\n\n" % (str(position).encode(), encode_line(chunk))
 
 
-async def _with_callbacks(
-    encoded: AsyncGenerator[bytes], on_first: Callable[[], None], on_left: Callable[[], None]
-) -> AsyncGenerator[bytes]:
+async def _observed(request: Request, encoded: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Iterate over the events. Record the time of the first one, and whether the reader disconnects before the end."""
+    state = request.state
     async with aclosing(encoded):
         try:
             first = await anext(encoded)
-            on_first()
+            first_chunk = gateway_of(request).metrics.first_chunk.labels(state.route)
+            first_chunk.observe(time.perf_counter() - state.started_at)
             yield first
             async for event in encoded:
                 yield event
         except (GeneratorExit, asyncio.CancelledError):
-            on_left()
+            state.has_left = True
             raise
 
 
@@ -175,8 +181,3 @@ def _error_event(encode: Callable[[OpenAIError], bytes], error: Exception) -> by
     api_error = error_of(error)
     log.warning("stream_failed", error=str(error), status=api_error.status)
     return encode(api_error)
-
-
-def openai_error(error: OpenAIError) -> bytes:
-    """Return the event that reports a failure where OpenAI's clients look for it, followed by the end of the stream."""
-    return b"data: %b\n\n%b" % (encode_line(error.body), DONE)

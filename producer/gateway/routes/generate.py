@@ -7,7 +7,6 @@ the body determines the form of its answer, so no gateway stores anything. A GET
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import TypeVar
@@ -27,7 +26,7 @@ from ...openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, Decoded, decode
 from ...openai.errors import ErrorBody, OpenAIError
 from ...openai.prepared import Prepared, PreparedBody
 from ...requests.fan_out import child_ids
-from ...sse import COMMENT, EventStream
+from ...sse import EventStream
 from .. import generations
 from ..auth import Identity
 from ..http import Gateway, add_ids, bind_request_id, gateway_of, json_response, read_body, while_connected
@@ -35,7 +34,7 @@ from ..idempotency import digest_of, reserved
 from ..message_stream import PING, MessagePosition, error_frame, message_events
 from ..operations import Operation
 from ..reservations import HEADER, Reservation
-from ..stream import Position, event_stream, events, openai_error
+from ..stream import Position, event_stream, events
 
 # Larger bodies are decoded in a thread, because that takes milliseconds, during which other streams must continue.
 LARGE_BODY_BYTES = 64 * 1024
@@ -161,25 +160,13 @@ async def _event_stream(
     position: Position | MessagePosition,
 ) -> EventStream:
     model = prepared.model or await _model_name(gateway, prepared)
-    state = request.state
-    keep_alive, error_event = COMMENT, openai_error
     if isinstance(position, Position):
-        encoded = events(deltas, prepared, prepared.events(position.response_id, model), position)
-    else:
-        assert isinstance(prepared, PreparedMessage)
-        encoded = message_events(deltas, prepared, model, position)
-        keep_alive, error_event = PING, partial(error_frame, state.x_request_id)
-    return await event_stream(
-        encoded,
-        keep_alive=keep_alive,
-        error_event=error_event,
-        keep_alive_s=gateway.settings.keep_alive_s,
-        status_wait_s=gateway.settings.status_wait_s,
-        on_first=lambda: gateway.metrics.first_chunk.labels(state.route).observe(
-            time.perf_counter() - state.started_at
-        ),
-        on_left=lambda: setattr(state, "has_left", True),
-    )
+        chunks = prepared.events(position.response_id, model)
+        return await event_stream(request, events(deltas, prepared, chunks, position))
+    assert isinstance(prepared, PreparedMessage)
+    encoded = message_events(deltas, prepared, model, position)
+    error_event = partial(error_frame, request.state.x_request_id)
+    return await event_stream(request, encoded, error_event=error_event, keep_alive=PING)
 
 
 async def _model_name(gateway: Gateway, prepared: Prepared) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -24,7 +23,7 @@ from ..http import add_ids, bind_request_id, gateway_of, json_response, while_co
 from ..idempotency import reserved
 from ..operations import Operation
 from ..reservations import Reservation
-from ..stream import event_stream, openai_error
+from ..stream import event_stream
 from .generate import decode_body
 
 
@@ -48,9 +47,9 @@ async def create(request: Request) -> HTTPResponse | EventStream:
         response = await responses.submit(prepared)
         if not body.stream:
             return json_response(response)
-        return await _stream(request, responses.follow(identity.tenant, response.id))
+        return await event_stream(request, _frames(responses.follow(identity.tenant, response.id)))
     if body.stream:
-        return await _stream(request, responses.stream(prepared))
+        return await event_stream(request, _frames(responses.stream(prepared)))
     return json_response(await while_connected(request, responses.answer(prepared)))
 
 
@@ -72,7 +71,7 @@ async def retrieve(request: Request) -> HTTPResponse | EventStream:
         if after is not None:
             gateway_of(request).metrics.resumed.inc()
         events = responses.follow(tenant, _response_id(request), -1 if after is None else after)
-        return await _stream(request, events)
+        return await event_stream(request, _frames(events))
     if "starting_after" in request.query_params:
         raise bad_field("starting_after", "starting_after needs stream=true")
     return json_response(await responses.retrieve(tenant, _response_id(request)))
@@ -98,20 +97,6 @@ async def input_items(request: Request) -> HTTPResponse:
         page["limit"] = limit
     tenant = _identity(request).tenant
     return json_response(await gateway_of(request).responses.input_items(tenant, _response_id(request), **page))
-
-
-async def _stream(request: Request, batches: AsyncGenerator[list[Event]]) -> EventStream:
-    gateway, state = gateway_of(request), request.state
-    return await event_stream(
-        _frames(batches),
-        keep_alive_s=gateway.settings.keep_alive_s,
-        status_wait_s=gateway.settings.status_wait_s,
-        on_first=lambda: gateway.metrics.first_chunk.labels(state.route).observe(
-            time.perf_counter() - state.started_at
-        ),
-        on_left=lambda: setattr(state, "has_left", True),
-        error_event=openai_error,
-    )
 
 
 async def _frames(batches: AsyncGenerator[list[Event]]) -> AsyncGenerator[bytes]:
