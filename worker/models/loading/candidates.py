@@ -105,9 +105,9 @@ def choose_forward(
     reference: ReferenceRun | None = None,
     modes: Collection[str] = MODES,
     is_whole: bool = True,
-    keep: Callable[[References], None] = lambda references: None,
-) -> Forward:
-    """Return the first of ``CANDIDATES`` that computes the same as ``module`` with eager attention.
+) -> tuple[Forward, References]:
+    """Return the first of ``CANDIDATES`` that computes the same as ``module`` with eager attention, and the results
+    that it was compared with.
 
     In 16 bits rounding may hide an error. Then the more careful candidates of the mode are tried, too, and one that is
     much closer is preferred.
@@ -120,7 +120,6 @@ def choose_forward(
         reference: results of the model itself; None to compute them by ``module``.
         modes: those that may be tried.
         is_whole: ``module`` computes the whole model; False for a part of it, which cannot compute a reference.
-        keep: called with the results that the forward was compared with.
 
     Raises:
         ModelLoadError: no candidate conforms; the message has the reason for each.
@@ -141,8 +140,7 @@ def choose_forward(
         references.compare_with(forward, prepared_tolerance)
     except Exception as error:  # any exception of the architecture's own code
         raise ModelLoadError(f"{architecture} cannot be served with {prepared_with}: {_sentence(error)}") from error
-    keep(references)
-    return forward
+    return forward, references
 
 
 @torch.inference_mode()

@@ -115,7 +115,6 @@ def load_model(
     longest = max_model_len(model_config.get_text_config(), config.max_model_len)
     vocab_size = model_config.get_text_config().vocab_size
     read = read_model(folder, model_config, architecture, config, device, groups, longest)
-    module = read.module
     common = {
         "architecture": architecture,
         "is_length_chosen": config.max_model_len is not None,
@@ -124,16 +123,29 @@ def load_model(
         "quantization": config.quantization,
         "weight_conversions": read.weight_conversions,
         "expert_ranks": expert_ranks,
-        "num_experts": 0 if expert_ranks is None else share_and_check(module, expert_ranks, architecture),
+        "num_experts": 0 if expert_ranks is None else share_and_check(read.module, expert_ranks, architecture),
     }
     if pools(folder, model_config, config.runner):
-        return _load_pooling(module, folder, config, longest, common)
+        return _load_pooling(read.module, folder, config, longest, common)
+    return _load_generating(read, folder, config, longest, groups, common, report)
+
+
+def _load_generating(
+    read: ReadModel,
+    folder: Path,
+    config: EngineConfig,
+    longest: int,
+    groups: RankGroups | None,
+    common: dict[str, Any],
+    report: Callable[[], None],
+) -> LoadedModel:
+    """Load a model that generates, as ``load_model``, and store its structure for the next load."""
+    architecture, vocab_size = common["architecture"], common["vocab_size"]
     vision, refusal = read.vision, read.image_refusal
-    eos_ids = eos_token_ids(module, vocab_size)
-    references: list[References] = []
+    eos_ids = eos_token_ids(read.module, vocab_size)
     with explaining_ranks(groups):
-        forward = _choose_forward(
-            module, architecture, vocab_size, longest, config, folder, read, groups, references.append, report
+        forward, references = _choose_forward(
+            read.module, architecture, vocab_size, longest, config, folder, read, groups, report
         )
     if vision is not None and (reason := image_refusal_of_forward(vision, forward, config)):
         log.warning("images_refused", architecture=architecture, reason=reason)
@@ -151,8 +163,7 @@ def load_model(
         is_row_independent=is_row_independent(forward, backend),
         **common,
     )
-    if expert_ranks is None:
-        store_model(config, folder, model, *references)
+    store_model(config, folder, model, references)
     return model
 
 
@@ -174,7 +185,7 @@ def _load_pooling(
             backend = check_backend(forward.attention_backend, requested, architecture)
         else:
             causal = as_decoder(module, architecture)
-            forward = _choose_forward(causal, architecture, vocab_size, longest, config, folder)
+            forward, _ = _choose_forward(causal, architecture, vocab_size, longest, config, folder)
             backend = _attention_backend(forward, config, architecture)
     return LoadedModel(
         forward=forward,
@@ -210,14 +221,12 @@ def _choose_forward(
     folder: Path,
     read: ReadModel | None = None,
     groups: RankGroups | None = None,
-    keep: Callable[[References], None] = lambda references: None,
     report: Callable[[], None] = do_not_report,
-) -> Forward:
-    """Choose the forward of ``module``.
+) -> tuple[Forward, References]:
+    """Choose the forward of ``module``; return it with the results that it was compared with.
 
     Args:
         read: the result that contains ``module``; None if ``module`` is a whole model.
-        keep: called with the results that it was compared with.
         report: called after each layer whose packing takes long.
     """
     return choose_forward(
@@ -236,7 +245,6 @@ def _choose_forward(
         ),
         prepared_tolerance(config),
         describe_preparation(config),
-        keep=keep,
         **({"reference": read.reference, "modes": read.modes, "is_whole": read.is_whole} if read else {}),
     )
 
@@ -276,7 +284,7 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
         module = as_decoder(module, type(module).__name__)
     if config.quantization == "int4" and not isinstance(model.forward, EncoderForward):
         # Examples of a layer's inputs need a forward, so one is chosen again.
-        chosen = _choose_forward(
+        chosen, _ = _choose_forward(
             module, model.architecture, model.vocab_size, model.max_model_len, config, folder, read, model.groups
         )
         network = chosen.network

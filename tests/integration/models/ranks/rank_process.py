@@ -224,9 +224,8 @@ def choose(variant: str, *, is_miscut: bool) -> dict[str, Any]:
         output: Any = module.model.layers[1].self_attn.o_proj.inner
         output.weight.copy_(output.weight.flip(1))
     modes = ("lean", "packed")
-    return {
-        "mode": choose_forward(module, variant, vocab_size, settings, reference=truth, modes=modes, is_whole=False).mode
-    }
+    forward, _ = choose_forward(module, variant, vocab_size, settings, reference=truth, modes=modes, is_whole=False)
+    return {"mode": forward.mode}
 
 
 def pipelined(folder: str, meeting: str, prompts: list[list[int]], tokens: list[list[int]]) -> dict[str, Any]:
