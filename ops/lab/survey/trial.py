@@ -23,6 +23,7 @@ from ....worker.engine.core.engine_core import EngineCore
 from ....worker.engine.ranks.one import OneRank
 from ....worker.engine.setup.host import load_native_kernels
 from ....worker.models.loaded import LoadedModel
+from ....worker.models.loading.calibration import do_not_report
 from .outcome import NEVER, SAME
 from .small_config import VOCAB_SIZE
 
@@ -149,7 +150,7 @@ def load(folder: Path, **options: Any) -> LoadedModel:
     load_native_kernels(config)
     ranks = make_ranks(config, folder)
     try:
-        return ranks.load()
+        return ranks.load(do_not_report)
     finally:
         ranks.close()
 

@@ -12,7 +12,6 @@ from ....shared.control.engine import CollectiveRpc
 from ....shared.messages.core import RankSetup
 from ...models.attention.page_layout import PageLayout
 from ...models.loaded import LoadedModel
-from ...models.loading.calibration import do_not_report
 from ...models.weights.movable import Exchange
 from ..control.sleep import Sleepable
 from ..control.traces import TraceRecorder
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 class Ranks(Protocol):
     """All ranks of an engine, which compute its model together."""
 
-    def load(self, report: Callable[[], None] = do_not_report) -> LoadedModel:
+    def load(self, report: Callable[[], None]) -> LoadedModel:
         """Load the model, without images if it cannot read them here. Its forward runs every call on all ranks.
 
         Args:

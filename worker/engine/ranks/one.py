@@ -14,7 +14,6 @@ from ...config.engine_config import EngineConfig
 from ...data_parallel.composition import check_rank, meet_ranks
 from ...models.attention.page_layout import PageLayout
 from ...models.loaded import LoadedModel
-from ...models.loading.calibration import do_not_report
 from ...models.loading.stored import load_stored
 from ...models.weights.movable import Exchange, ModelWeights, WeightsExchange
 from ..control.sleep import Sleepable
@@ -46,8 +45,8 @@ class OneRank:
         assert self._model is not None, "call load first"
         return self._model
 
-    def load(self, report: Callable[[], None] = do_not_report) -> LoadedModel:
-        model = self._model or load_stored(self._config, self._folder, report) or self._load_from_the_beginning(report)
+    def load(self, report: Callable[[], None]) -> LoadedModel:
+        model = self._model or load_stored(self._config, self._folder) or self._load_from_the_beginning(report)
         set_num_threads(self._config, model)
         self._model = check_images(check_rank(model))
         return self._model

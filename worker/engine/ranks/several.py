@@ -20,7 +20,6 @@ from ....shared.values.shown import shown
 from ...config.engine_config import EngineConfig
 from ...models.attention.page_layout import PageLayout
 from ...models.loaded import LoadedModel
-from ...models.loading.calibration import do_not_report
 from ...models.loading.loader import load_model
 from ...models.parallel.groups import COLLECTIVE_TIMEOUT_S, RankGroups, make_rendezvous
 from ...models.weights.movable import Exchange, ModelWeights, WeightsExchange
@@ -90,7 +89,7 @@ class SeveralRanks:
         assert self._local is not None, "call load first"
         return self._local
 
-    def load(self, report: Callable[[], None] = do_not_report) -> LoadedModel:
+    def load(self, report: Callable[[], None]) -> LoadedModel:
         config = self._config
         try:
             for process in self._team.processes:

@@ -51,7 +51,7 @@ def calibration_prompts(folder: Path, config: EngineConfig, vocab_size: int, max
 
 
 def do_not_report() -> None:
-    """Report nothing: the default of ``report``."""
+    """Report nothing."""
 
 
 def pack_by_examples(

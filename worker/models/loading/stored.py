@@ -53,7 +53,6 @@ from ..loaded import LoadedModel
 from ..placing.device import return_free_memory
 from ..placing.packed_linear import make_packing, replace_linear_layers
 from ..plan import AnglesPlan, DecoderPlan, LayerPlan
-from .calibration import calibration_prompts, do_not_report
 from .file_module import Angles, AnglesKind, FileModule
 from .preparing import prepare, prepared_tolerance
 
@@ -121,21 +120,18 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
         return getattr(torch, self.dtype)
 
 
-def load_stored(config: EngineConfig, folder: Path, report: Callable[[], None] = do_not_report) -> LoadedModel | None:
+def load_stored(config: EngineConfig, folder: Path) -> LoadedModel | None:
     """Load the model in ``folder`` from what an earlier load has stored; None if there is nothing that fits.
 
     A model that gives other results than stored is loaded from the beginning from then on, until its files or the code
     change.
-
-    Args:
-        report: called after each layer whose packing takes long.
     """
     path = stored_path(config, folder)
     stored = None if path is None else _read_usable(path)
     if path is None or stored is None:
         return None
     try:
-        return _load_from(stored, config, folder, report)
+        return _load_from(stored, config, folder)
     except ModelLoadError as error:
         log.warning("stored_model_refused", folder=str(folder), reason=str(error))
         _write_stored(path, msgspec.structs.replace(stored, refusal=str(error)))
@@ -146,9 +142,12 @@ def store_model(config: EngineConfig, folder: Path, model: LoadedModel, referenc
     """Store the structure of a loaded model, if it can be loaded from it."""
     path = stored_path(config, folder)
     forward = model.forward
-    if path is None or not isinstance(forward, NativeForward) or _read_stored(path, _build_digest()) is not None:
+    if path is None or not isinstance(forward, NativeForward):
         return
     if model.vision is not None or model.pooling is not None or model.groups is not None or model.num_experts:
+        return
+    build = _build_digest()
+    if _read_stored(path, build) is not None:
         return
     lean = forward.lean
     try:
@@ -161,7 +160,7 @@ def store_model(config: EngineConfig, folder: Path, model: LoadedModel, referenc
     _write_stored(
         path,
         StoredModel(
-            build=_build_digest(),
+            build=build,
             architecture=model.architecture,
             dtype=str(model.dtype).removeprefix("torch."),
             max_model_len=model.max_model_len,
@@ -182,18 +181,15 @@ def store_model(config: EngineConfig, folder: Path, model: LoadedModel, referenc
 
 
 @torch.inference_mode()
-def _load_from(stored: StoredModel, config: EngineConfig, folder: Path, report: Callable[[], None]) -> LoadedModel:
+def _load_from(stored: StoredModel, config: EngineConfig, folder: Path) -> LoadedModel:
     settings = ForwardSettings(
         stored.max_model_len, config.deterministic, config.attention_backend, None, plan=stored.plan
     )
-    prompts = calibration_prompts(folder, config, stored.vocab_size, stored.max_model_len)
     with _torch_on_one_thread(), open_tensors(folder, stored.torch_dtype) as tensors:
         module: Any = FileModule(tensors, stored.plan, stored.torch_dtype, _angles_modules(stored.plan, stored.angles))
-        # With prompts, a layer is packed when they reach it.
-        map_layers = map if prompts else partial(_map_layers, quantization=config.quantization)
-        network = LeanDecoder(module, stored.plan, map_layers)
+        network = LeanDecoder(module, stored.plan, partial(_map_layers, quantization=config.quantization))
     lean: Forward = LeanForward(module, settings, network, _stored_calls(stored, module))
-    forward = prepare(lean, config, module.device, stored.vocab_size, stored.max_model_len, prompts, report)
+    forward = prepare(lean, config, module.device, stored.vocab_size, stored.max_model_len)
     if not isinstance(forward, NativeForward):
         raise ModelLoadError("the compiled library cannot compute it any more")
     _references_of(stored, settings).compare_with(forward, prepared_tolerance(config))

@@ -29,7 +29,6 @@ from penstock.worker.engine.ranks.sharded_forward import sharded_forward
 from penstock.worker.engine.scheduling.batches import StagedBatches
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 from penstock.worker.models.loaded import LoadedModel
-from penstock.worker.models.loading.calibration import do_not_report
 from penstock.worker.models.loading.loader import load_model
 from penstock.worker.models.parallel.groups import RankGroups
 
@@ -101,7 +100,7 @@ class TwoRanks(OneRank):
         self._channel = channel_of(path, RankAnswer)
         self._load_part = load_part
 
-    def load(self, report: Callable[[], None] = do_not_report) -> LoadedModel:
+    def load(self, report: Callable[[], None]) -> LoadedModel:
         part = self._load_part(self._config, self._folder, self._groups)
         team: Any = Team(self._channel)
         chosen = self._config.max_model_len
