@@ -110,9 +110,7 @@ def paged_attention(
     """
     _check_inputs(query, key_cache, value_cache, batch)
     variant = Variant(scale, window, softcap, sinks, alibi_slopes, mask_rule, key_scale, value_scale)
-    _check_variant(variant, query.shape[1])
-    check_scale("key_scale", key_scale, key_cache)
-    check_scale("value_scale", value_scale, value_cache)
+    _check_variant(variant, query.shape[1], key_cache, value_cache)
     implementations = _INVARIANT_IMPLEMENTATIONS if is_batch_invariant else _IMPLEMENTATIONS
     return select(implementations, query.device, query.dtype, backend)(query, key_cache, value_cache, batch, variant)
 
@@ -142,7 +140,9 @@ def _check_inputs(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: 
         raise KernelInputError("key_cache and value_cache must be contiguous")
 
 
-def _check_variant(variant: Variant, num_heads: int) -> None:
+def _check_variant(variant: Variant, num_heads: int, key_cache: Tensor, value_cache: Tensor) -> None:
+    check_scale("key_scale", variant.key_scale, key_cache)
+    check_scale("value_scale", variant.value_scale, value_cache)
     for name, per_head in (("sinks", variant.sinks), ("alibi_slopes", variant.alibi_slopes)):
         if per_head is not None and (per_head.shape != (num_heads,) or not per_head.is_contiguous()):
             raise KernelInputError(f"{name} must be [{num_heads}] and contiguous, got {tuple(per_head.shape)}")
