@@ -51,7 +51,7 @@ from ..lean.layers.layer import AnyLayer
 from ..lean.native import NativeForward
 from ..loaded import LoadedModel
 from ..placing.device import return_free_memory
-from ..placing.packed_linear import make_packing, replace_linear_layers
+from ..placing.packed_linear import pack_linear_layers
 from ..plan import AnglesPlan, DecoderPlan, LayerPlan
 from .file_module import Angles, AnglesKind, FileModule
 from .preparing import prepare, prepared_tolerance
@@ -220,7 +220,7 @@ def _map_layers(
     def make_packed(plan: LayerPlan) -> AnyLayer:
         layer = make(plan)
         arena = arenas.setdefault(threading.get_ident(), Arena())
-        replace_linear_layers(layer, make_packing(quantization, arena))
+        pack_linear_layers(layer, quantization, arena)
         return layer
 
     with ThreadPoolExecutor(min(usable_cores(), _MAX_THREADS)) as threads:

@@ -114,18 +114,14 @@ class OneDnnLinear(PackedLinear):
         return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, "none", [], "")
 
 
-def pack_linear_layers(model: nn.Module, quantization: str | None = None) -> int:
+def pack_linear_layers(model: nn.Module, quantization: str | None = None, arena: Arena | None = None) -> int:
     """Replace the linear layers of ``model``, on the CPU, by packed ones where that is faster; return their number.
 
     Args:
         quantization: "int8" to store weights in bytes where possible; "int4" to store the large ones in four bits.
+        arena: memory for the packed weights; None for a new one.
     """
-    return replace_linear_layers(model, make_packing(quantization, Arena()))
-
-
-def make_packing(quantization: str | None, arena: Arena) -> Callable[[nn.Linear], PackedLinear | None]:
-    """Return a function that packs a layer where that is faster, for ``replace_linear_layers``."""
-    return partial(_pack, quantization=quantization, arena=arena)
+    return replace_linear_layers(model, partial(_pack, quantization=quantization, arena=arena or Arena()))
 
 
 def replace_linear_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> int:
