@@ -45,9 +45,14 @@ def calibration_prompts(folder: Path, config: EngineConfig, vocab_size: int, max
     tokenizer.no_padding()
     texts = _TEXT.read_text(encoding="utf-8").split(_SEPARATOR)
     prompts = [[token_id for token_id in tokenizer.encode(text).ids if token_id < vocab_size] for text in texts]
-    prompts.append([(1 + position) * 7919 % vocab_size for position in range(_NUM_OTHER_TOKENS)])
+    prompts.append(varied_prompt(vocab_size, _NUM_OTHER_TOKENS))
     max_len = min(_MAX_PROMPT_LEN, max_model_len)
     return [prompt[:max_len] for prompt in prompts if prompt]
+
+
+def varied_prompt(vocab_size: int, num_tokens: int) -> list[int]:
+    """Return a prompt of different tokens."""
+    return [(1 + position) * 7919 % vocab_size for position in range(num_tokens)]
 
 
 def do_not_report() -> None:
@@ -94,7 +99,7 @@ class _ByExamples:
             vars(plain)["forward"] = partial(self._pack, plain)
         try:
             with suppress(_LogitsNotNeeded):
-                _run_prompts(forward, prompts)
+                run_prompts(forward, prompts)
         finally:
             for plain in self._places:
                 del plain.forward
@@ -112,8 +117,12 @@ class _ByExamples:
         return packed(inputs)
 
 
-def _run_prompts(forward: Forward, prompts: Sequence[Sequence[int]]) -> None:
-    """Compute all prompts in one step."""
+def run_prompts(forward: Forward, prompts: Sequence[Sequence[int]], logits_of: slice = slice(None)) -> None:
+    """Allocate caches for all prompts, and compute them in one step.
+
+    Args:
+        logits_of: tokens of the step whose logits are computed.
+    """
     device, num = next(forward.network.parameters()).device, len(prompts)
     lens = [len(prompt) for prompt in prompts]
     blocks_each = -(-max(lens) // _BLOCK_SIZE)
@@ -125,7 +134,7 @@ def _run_prompts(forward: Forward, prompts: Sequence[Sequence[int]]) -> None:
         ModelInput(
             token_ids=torch.tensor([token_id for prompt in prompts for token_id in prompt], device=device),
             positions=positions,
-            logit_rows=torch.arange(len(positions), device=device),
+            logit_rows=torch.arange(len(positions), device=device)[logits_of],
             batch=PagedBatch(tables, rows * blocks_each * _BLOCK_SIZE + positions, lens, lens, _BLOCK_SIZE),
             state_slots=np.arange(num),
         )

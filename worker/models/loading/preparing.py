@@ -13,22 +13,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import structlog
 import torch
 from torch import Tensor, nn
 
-from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ModelLoadError
 from ...config.engine_config import EngineConfig
 from ..attention.call import CacheFormat
 from ..checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE
-from ..forward import Forward, ModelInput
+from ..forward import Forward
 from ..lean.captured import make_captured
 from ..lean.native import make_native
 from ..placing.packed_linear import pack_linear_layers
 from ..placing.quantized_linear import quantize_linear_layers
-from .calibration import do_not_report, pack_by_examples
+from .calibration import do_not_report, pack_by_examples, run_prompts, varied_prompt
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +37,6 @@ CACHE_DTYPES = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2":
 # the smallest numbers underflow: for e4m3, those 3,600 times smaller than the largest seen.
 _HEADROOM = 8
 _NUM_TOKENS = 64
-_BLOCK_SIZE = 16
 
 
 def use_eight_bit_cache(forward: Forward, name: str, vocab_size: int, max_model_len: int) -> None:
@@ -58,7 +55,8 @@ def use_eight_bit_cache(forward: Forward, name: str, vocab_size: int, max_model_
         for call in forward.attention_calls:
             call.cache_format = CacheFormat(dtype)
         return
-    _fill_caches(forward, vocab_size, min(_NUM_TOKENS, max_model_len))
+    run_prompts(forward, [varied_prompt(vocab_size, min(_NUM_TOKENS, max_model_len))], slice(-1, None))
+    forward.commit()
     for call in forward.attention_calls:
         assert call.caches is not None
         call.cache_format = CacheFormat(dtype, *(_scale_for(cache, dtype) for cache in call.caches[:2]))
@@ -69,25 +67,6 @@ def rescale_eight_bit_cache(forward: Forward, name: str, vocab_size: int, max_mo
     for call in forward.attention_calls:
         call.cache_format = CacheFormat(call.dtype)
     use_eight_bit_cache(forward, name, vocab_size, max_model_len)
-
-
-def _fill_caches(forward: Forward, vocab_size: int, num_tokens: int) -> None:
-    """Compute one prompt of different tokens."""
-    device = next(forward.network.parameters()).device
-    num_blocks = -(-num_tokens // _BLOCK_SIZE)
-    forward.allocate(num_blocks, _BLOCK_SIZE, 1, device)
-    positions = torch.arange(num_tokens, device=device)
-    blocks = torch.arange(num_blocks, device=device)[None]
-    forward.run(
-        ModelInput(
-            token_ids=(1 + positions) * 7919 % vocab_size,
-            positions=positions,
-            logit_rows=positions[-1:],
-            batch=PagedBatch(blocks, positions, [num_tokens], [num_tokens], _BLOCK_SIZE),
-            state_slots=np.zeros(1, np.int64),
-        )
-    )
-    forward.commit()
 
 
 def _scale_for(cache: Tensor, dtype: torch.dtype) -> float:
