@@ -88,12 +88,13 @@ class ChannelParser:
         return None if any(begin.startswith(text) for begin in begins) else False
 
     def _read_header(self) -> MessageParts | None:
-        end = self._text.find(_MESSAGE)
+        end = self._text.find(_MESSAGE, 0, _MAX_HEADER_CHARS)
         if end < 0:
-            if len(self._text) <= _MAX_HEADER_CHARS:
+            if len(self._text) < _MAX_HEADER_CHARS:
                 return None
-            self._header = ""
-            return MessageParts()
+            # No header is that long. Its first character is content, so that a mark at its start is not read again.
+            self._header, first, self._text = "", self._text[:1], self._text[1:]
+            return self._body_parts(first)
         self._header, self._text = self._text[:end], self._text[end + len(_MESSAGE) :]
         self._body = ""
         if self._call_name() is None or self._whole:

@@ -74,7 +74,18 @@ def test_only_the_first_call_is_returned_if_one_is_allowed() -> None:
     assert len(read(CALL + NEXT + CALL)[2]) == 2
 
 
-FRAGMENTS = [ANALYSIS, CALL, FINAL, NEXT, "<|message|>", "<|end|>", "<|channel|>", " to=functions.now", "{", "so", "<|"]
+@pytest.mark.parametrize("begin", ["<|channel|>", "<|start|>assistant", f"{FINAL}{NEXT}"])
+def test_text_without_the_end_of_a_header_is_content(begin: str) -> None:
+    text = begin + "so " * 400 + "<|channel|>" + "and " * 300
+    for pieces in ([text], [*text], [text[:700], text[700:]]):
+        _, content, calls = read(*pieces)
+        assert (content.count("so "), content.count("and "), calls) == (400, 300, [])
+
+
+FRAGMENTS = [
+    *(ANALYSIS, CALL, FINAL, NEXT, "<|message|>", "<|end|>", "<|channel|>", " to=functions.now", "{", "so", "<|"),
+    "so " * 200,
+]
 
 
 @settings(max_examples=300, deadline=None)
