@@ -18,11 +18,15 @@ from ...shared.values.shown import shown
 SWITCHES = ("enable_thinking", "thinking")
 
 
+def num_begun(text: str, mark: str) -> int:
+    """Return how many characters at the end of ``text`` are the beginning of ``mark``, and not all of it."""
+    longest = min(len(text), len(mark) - 1)
+    return next((num for num in range(longest, 0, -1) if text.endswith(mark[:num])), 0)
+
+
 def safe_prefix_len(text: str, marker: str) -> int:
     """Return how many characters of ``text`` cannot be part of ``marker`` or of the whitespace before it."""
-    longest = min(len(marker) - 1, len(text))
-    num_held = next((num for num in range(longest, 0, -1) if text.endswith(marker[:num])), 0)
-    return len(text[: len(text) - num_held].rstrip())
+    return len(text[: len(text) - num_begun(text, marker)].rstrip())
 
 
 def find_reasoning_format(name: str) -> ReasoningFormat:
@@ -145,7 +149,7 @@ class MarkRemover:
                 return removed + self._pop(start)
             removed += self._pop(start)
             self._held = self._held[len(mark) :]
-        num_held = max(_num_begun(self._held, mark) for mark in self._marks)
+        num_held = max(num_begun(self._held, mark) for mark in self._marks)
         return removed + self._pop(len(self._held) - num_held)
 
     def finish(self) -> str:
@@ -163,9 +167,3 @@ class MarkRemover:
     def _pop(self, num_chars: int) -> str:
         text, self._held = self._held[:num_chars], self._held[num_chars:]
         return text
-
-
-def _num_begun(text: str, mark: str) -> int:
-    """Return how many characters at the end of ``text`` are the beginning of ``mark``."""
-    longest = min(len(text), len(mark) - 1)
-    return next((num for num in range(longest, 0, -1) if mark.startswith(text[-num:])), 0)

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection
 
+from ..reasoning import num_begun
 from .common import OpenAIFinishReason
 from .parts import CallDelta, FunctionDelta, MessageParts
 
@@ -39,11 +40,10 @@ class ChannelParser:
         self._is_single = is_single
         self._includes_reasoning = includes_reasoning
         self._text = ""  # not settled: a header, or the end of a body
-        self._header: str | None = ""  # of the current message; None while one is being read
         self._is_first = True
-        self._body = ""  # arguments of a call, kept with ``whole``
         self._num_calls = 0
-        self._has_reasoning = self._has_content = False
+        self._has_text = self._has_reasoning = self._has_content = False
+        self._begin_message("")
 
     def begin(self, *, in_reasoning: bool | None) -> None:
         pass  # each message has a header
@@ -89,22 +89,31 @@ class ChannelParser:
 
     def _read_header(self) -> MessageParts | None:
         end = self._text.find(_MESSAGE, 0, _MAX_HEADER_CHARS)
-        if end < 0:
-            if len(self._text) < _MAX_HEADER_CHARS:
-                return None
-            # No header is that long. Its first character is content, so that a mark at its start is not read again.
-            self._header, first, self._text = "", self._text[:1], self._text[1:]
-            return self._body_parts(first)
-        self._header, self._text = self._text[:end], self._text[end + len(_MESSAGE) :]
-        self._body = ""
-        if self._call_name() is None or self._whole:
-            return MessageParts()
-        return self._call_parts("", name=True)
+        if end >= 0:
+            header, self._text = self._text[:end], self._text[end + len(_MESSAGE) :]
+            self._begin_message(header)
+            self._has_text = False
+            return MessageParts() if self._function is None or self._whole else self._call_parts("", self._function)
+        if len(self._text) < _MAX_HEADER_CHARS:
+            return None
+        # No header is that long. Its first character is content, so that a mark at its start is not read again.
+        self._begin_message("")
+        first, self._text = self._text[:1], self._text[1:]
+        return self._body_parts(first)
+
+    def _begin_message(self, header: str) -> None:
+        """Derive from ``header`` the kind of the message that follows."""
+        self._header: str | None = header  # None while a header is being read
+        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        self._is_reasoning = channel is not None and channel[1] == "analysis"
+        is_call = recipient is not None and recipient[1] in self._functions
+        self._function = recipient[1] if recipient is not None and is_call else None
+        self._arguments = ""
 
     def _read_body(self) -> MessageParts | None:
         places = [(start, mark) for mark in _ENDS if (start := self._text.find(mark)) >= 0]
         if not places:
-            certain = len(self._text) - max(_num_begun(self._text, mark) for mark in _ENDS)
+            certain = len(self._text) - max(num_begun(self._text, mark) for mark in _ENDS)
             body, self._text = self._text[:certain], self._text[certain:]
             return self._body_parts(body) if body else None
         start, mark = min(places)
@@ -117,53 +126,42 @@ class ChannelParser:
         """Return a part of a body."""
         if not body:
             return MessageParts()
-        if self._call_name() is not None:
-            self._body += body
-            return MessageParts() if self._whole else self._call_parts(body, name=False)
-        channel = _CHANNEL.search(self._header or "")
-        if channel is not None and channel[1] == "analysis":
-            if not self._includes_reasoning:
-                return MessageParts()
-            separator = "\n" if self._has_reasoning and not self._body else ""
-            self._has_reasoning, self._body = True, self._body + body[:1]
-            return MessageParts(reasoning=separator + body)
-        separator = "\n" if self._has_content and not self._body else ""
-        self._has_content, self._body = True, self._body + body[:1]
-        return MessageParts(content=separator + body)
+        if self._function is not None:
+            self._arguments += body
+            return MessageParts() if self._whole else self._call_parts(body)
+        is_new, self._has_text = not self._has_text, True
+        if not self._is_reasoning:
+            separator = "\n" if is_new and self._has_content else ""
+            self._has_content = True
+            return MessageParts(content=separator + body)
+        if not self._includes_reasoning:
+            return MessageParts()
+        separator = "\n" if is_new and self._has_reasoning else ""
+        self._has_reasoning = True
+        return MessageParts(reasoning=separator + body)
 
     def _end_message(self, *, is_cut: bool = False) -> MessageParts:
         """End the message, and return what was kept of it."""
-        name, body, self._body = self._call_name(), self._body, ""
-        if name is None:
+        if self._function is None:
             return MessageParts()
         parts = MessageParts()
         if self._whole:
-            if not is_cut and not _is_object(body):
-                return MessageParts(content=f"{self._header}{_MESSAGE}{body}")
-            parts = self._call_parts(body or "{}", name=True)
-        elif not body:
-            parts = self._call_parts("{}", name=False)
+            if not is_cut and not _is_object(self._arguments):
+                return MessageParts(content=f"{self._header}{_MESSAGE}{self._arguments}")
+            parts = self._call_parts(self._arguments or "{}", self._function)
+        elif not self._arguments:
+            parts = self._call_parts("{}")
         self._num_calls += 1
         return parts
 
-    def _call_name(self) -> str | None:
-        """Return the offered function that the message calls; None if it calls none."""
-        recipient = _RECIPIENT.search(self._header or "")
-        return recipient[1] if recipient is not None and recipient[1] in self._functions else None
-
-    def _call_parts(self, arguments: str, *, name: bool) -> MessageParts:
+    def _call_parts(self, arguments: str, name: str | None = None) -> MessageParts:
+        """Return a part of the call; the first one has the ``name`` of the function."""
         if self._is_single and self._num_calls:
             return MessageParts()
         function = FunctionDelta(arguments=arguments)
-        if name:
-            function["name"] = self._call_name() or ""
+        if name is not None:
+            function["name"] = name
         return MessageParts(tool_calls=[CallDelta(index=self._num_calls, function=function)])
-
-
-def _num_begun(text: str, mark: str) -> int:
-    """Return how many characters at the end of ``text`` are the beginning of ``mark``."""
-    longest = min(len(text), len(mark) - 1)
-    return next((num for num in range(longest, 0, -1) if mark.startswith(text[-num:])), 0)
 
 
 def _is_object(text: str) -> bool:

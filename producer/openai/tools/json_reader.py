@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
+from ..reasoning import num_begun
+
 T = TypeVar("T")
 Reader = Generator[None, str, T]
 
@@ -94,25 +96,19 @@ def read_until(close: str, char: str, write: Callable[[str], object], *, drops_l
         drops_line_break: whether a line break before ``close`` is part of it.
     """
     literals = (f"\n{close}", close) if drops_line_break else (close,)
-    held = ""
+    pending = ""
     while char:
-        held += char
-        if held.endswith(close):
-            end = next(literal for literal in literals if held.endswith(literal))
-            write(held.removesuffix(end))
+        pending += char
+        if pending.endswith(close):
+            end = next(literal for literal in literals if pending.endswith(literal))
+            write(pending.removesuffix(end))
             return (yield)
-        certain = len(held) - max(_num_begun(held, literal) for literal in literals)
+        certain = len(pending) - max(num_begun(pending, literal) for literal in literals)
         if certain:
-            write(held[:certain])
-            held = held[certain:]
+            write(pending[:certain])
+            pending = pending[certain:]
         char = yield
     raise MalformedError
-
-
-def _num_begun(text: str, literal: str) -> int:
-    """Return how many characters at the end of ``text`` are the beginning of ``literal``."""
-    longest = min(len(text), len(literal))
-    return next((num for num in range(longest, 0, -1) if literal.startswith(text[-num:])), 0)
 
 
 def _read_escape() -> Reader[str]:
