@@ -6,8 +6,7 @@ is written when it is complete, since its type follows from the schema and its t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from ....shared.params.answer_formats import BareKeyArguments, ElementArguments, TreeArguments
@@ -40,43 +39,44 @@ def read_elements(
         if form.kind is not None:
             char = yield from read_literally(form.kind[0], char)
             kind, char = yield from _read_key(form.kind[1], char)
-            is_string = kind == form.string_kind
-            part = part if is_string and schemas.types(part) else {"type": "string"} if is_string else {}
+            if kind != form.string_kind:
+                part = {}
+            elif not schemas.types(part):
+                part = {"type": "string"}
         if form.value[0]:
             char = yield from skip_whitespace(char)
             char = yield from read_literally(form.value[0], char)
         if form.has_line_breaks and char == "\n":
             char = yield
-        value = _Value(None if schemas.is_free_text(part) else part, drops_line_break=form.has_line_breaks)
-        char = yield from value.read(reader, schemas, form.value[1], char)
+        char = yield from _read_value(reader, schemas, part, form.value[1], char, drops_line_break=form.has_line_breaks)
 
 
-@dataclass
-class _Value:
-    """A value that is text up to a literal.
+def _read_value(
+    reader: CallReader,
+    schemas: Schemas,
+    schema: Mapping[str, Any],
+    close: str,
+    char: str,
+    *,
+    drops_line_break: bool = False,
+) -> Reader[str]:
+    """Read a value up to ``close``, and write it as JSON. For ``drops_line_break`` see ``read_until``."""
+    if schemas.is_free_text(schema):
+        return (yield from _read_text(reader, close, char, drops_line_break=drops_line_break))
+    parts: list[str] = []
+    char = yield from read_until(close, char, parts.append, drops_line_break=drops_line_break)
+    reader.write(schemas.json_of("".join(parts), schema))
+    return char
 
-    Args:
-        schema: None if the value is a string, whatever its text.
-        drops_line_break: see ``read_until``.
-    """
 
-    schema: Mapping[str, Any] | None
-    drops_line_break: bool = False
-
-    def read(self, reader: CallReader, schemas: Schemas, close: str, char: str) -> Reader[str]:
-        """Read the value up to ``close``, and write it as JSON."""
-        if self.schema is None:
-            reader.write('"')
-            char = yield from self._read_until(close, char, lambda text: reader.write(escaped(text)))
-            reader.write('"')
-            return char
-        parts: list[str] = []
-        char = yield from self._read_until(close, char, parts.append)
-        reader.write(schemas.json_of("".join(parts), self.schema))
-        return char
-
-    def _read_until(self, close: str, char: str, write: Callable[[str], object]) -> Reader[str]:
-        return read_until(close, char, write, drops_line_break=self.drops_line_break)
+def _read_text(reader: CallReader, close: str, char: str, *, drops_line_break: bool = False) -> Reader[str]:
+    """Read text up to ``close``, and write it as a JSON string as it arrives."""
+    reader.write('"')
+    char = yield from read_until(
+        close, char, lambda text: reader.write(escaped(text)), drops_line_break=drops_line_break
+    )
+    reader.write('"')
+    return char
 
 
 def _read_key(close: str, char: str) -> Reader[tuple[str, str]]:
@@ -135,8 +135,7 @@ class _Tree:
         types = self._schemas.types(schema)
         if "object" not in types and "array" not in types:
             close = f"{self._prefix}</{tag[1:]}"
-            value = _Value(None if self._schemas.is_free_text(schema) else schema)
-            return (yield from value.read(self._reader, self._schemas, close, char))
+            return (yield from _read_value(self._reader, self._schemas, schema, close, char))
         if nesting == MAX_NESTING:
             raise MalformedError
         char = yield from self._read_prefix(char)
@@ -185,7 +184,8 @@ def _read_bare(reader: CallReader, quote: str, char: str, nesting: int) -> Reade
     if char in ("{", "["):
         return (yield from _read_container(reader, quote, char, nesting))
     if char == quote[0]:
-        return (yield from _read_quoted(reader, quote, char))
+        char = yield from read_literally(quote, char)
+        return (yield from _read_text(reader, quote, char))
     text = ""
     while char and char not in _BARE_ENDS:
         text += char
@@ -230,11 +230,3 @@ def _read_bare_key(quote: str, char: str) -> Reader[tuple[str, str]]:
     else:
         key, char = yield from _read_key(":", char)
     return key.strip(), (yield from skip_whitespace(char))
-
-
-def _read_quoted(reader: CallReader, quote: str, char: str) -> Reader[str]:
-    char = yield from read_literally(quote, char)
-    reader.write('"')
-    char = yield from read_until(quote, char, lambda text: reader.write(escaped(text)))
-    reader.write('"')
-    return char

@@ -78,9 +78,7 @@ class Schemas:
                 return json_string(text)
             if (value := _literal(stripped, kind)) is not None:
                 return value
-        if not types and (value := _any_literal(stripped)) is not None:
-            return value
-        return json_string(text)
+        return stripped if not types and _type_of(stripped) is not None else json_string(text)
 
     def _allowed_strings(self, schema: Mapping[str, Any]) -> list[str]:
         options = self._options(schema)
@@ -115,20 +113,16 @@ def _literal(text: str, kind: str) -> str | None:
     """Return ``text`` as JSON of the type ``kind``; None if it is not."""
     if kind == "boolean" and text.lower() in ("true", "false"):
         return text.lower()
-    value = _any_literal(text)
-    if value is None:
-        return None
-    type_name = _TYPE_NAMES[type(json.loads(value))]
-    return value if type_name == kind or (kind == "number" and type_name == "integer") else None
+    actual = _type_of(text)
+    return text if actual == kind or (actual, kind) == ("integer", "number") else None
 
 
-def _any_literal(text: str) -> str | None:
-    """Return ``text`` if it is JSON, else None."""
+def _type_of(text: str) -> str | None:
+    """Return the type of the JSON value ``text``; None if it is not JSON."""
     try:
-        json.loads(text, parse_constant=_refuse)
+        return _TYPE_NAMES[type(json.loads(text, parse_constant=_refuse))]
     except (ValueError, RecursionError):
         return None
-    return text
 
 
 def _refuse(constant: str) -> None:
