@@ -7,7 +7,7 @@ not settled by then is content.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....shared.errors import ValidationError
@@ -32,6 +32,7 @@ from .python_reader import read_python_call
 
 DEFAULT_TOOL_CALL_PARSER = HERMES
 _MISTRAL_CALL_ID, _MISTRAL_ARGUMENTS = "[CALL_ID]", "[ARGS]"
+_USUAL = ObjectCalls()
 _MAX_NAME_CHARS = 256
 _MAX_COUNTER_DIGITS = 9
 
@@ -56,9 +57,9 @@ class CallFormat:
     names_must_match: bool = False
 
 
-def _lines(literal: str) -> list[str]:
-    """Return the lines of a literal without the whitespace around them."""
-    return [line.strip() for line in literal.splitlines() if line.strip()]
+def _stripped(literals: Iterable[str]) -> tuple[str, ...]:
+    """Return literals without the whitespace around them, which is optional when a call is read."""
+    return tuple(literal.strip() for literal in literals)
 
 
 def _read_next(reader: CallReader, literals: Sequence[str], char: str) -> Reader[tuple[str, str]]:
@@ -91,28 +92,27 @@ class _Framed:
 
     def __init__(self, calls: FramedCalls) -> None:
         self._calls = calls
-        self._sections = [begin.strip() for begin, _ in calls.sections]
-        self._section_ends = [end.strip() for _, end in calls.sections]
-        *self._outer, self._call = _lines(calls.call)
-        self._call_ends = _lines(calls.call_end)
+        self._sections = _stripped(begin for begin, _ in calls.sections)
+        self._section_ends = _stripped(end for _, end in calls.sections)
+        self._begins = _stripped(calls.call.strip().splitlines())
+        self._call_ends = _stripped(calls.call_end.strip().splitlines())
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return tuple(self._sections or [*self._outer, self._call])
+        return self._sections or self._begins
 
     def read(self, reader: CallReader, char: str) -> Reader[None]:
         """Read a section of calls, or one call if they have no section."""
         if self._sections:
             _, char = yield from read_one_of(self._sections, char)
             char = yield from skip_whitespace(char)
-        begins = [*self._outer, self._call]
-        literal, char = yield from read_one_of(begins, char)
-        while literal in begins:
-            if literal != self._call:
+        following = self._call_ends + (self._section_ends + self._begins if self._sections else ())
+        literal, char = yield from read_one_of(self._begins, char)
+        while literal in self._begins:
+            if literal != self._begins[-1]:
                 char = yield from skip_whitespace(char)
-                char = yield from read_literally(self._call, char)
+                char = yield from read_literally(self._begins[-1], char)
             char = yield from self._read_call(reader, char)
-            following = self._call_ends + (self._section_ends + begins if self._sections else [])
             literal, char = yield from _read_next(reader, following, char)
             while literal in self._call_ends:
                 reader.settle(reader.position)
@@ -123,17 +123,18 @@ class _Framed:
     def _read_call(self, reader: CallReader, char: str) -> Reader[str]:
         """Read name and arguments."""
         calls = self._calls
-        name, char = yield from _read_name(char)
-        reader.begin(name.removeprefix(calls.name_prefix))
+        full_name, char = yield from _read_name(char)
+        name = full_name.removeprefix(calls.name_prefix)
+        reader.begin(name)
         if calls.counter is not None:
             number, char = yield from _read_counter(calls.counter, char)
             if calls.name_prefix:
-                reader.set_id(f"{name}{calls.counter[0]}{number}")
+                reader.set_id(f"{full_name}{calls.counter[0]}{number}")
         if name_end := calls.name_end.strip():
             char = yield from skip_whitespace(char)
             char = yield from read_literally(name_end, char)
         char = yield from skip_whitespace(char)
-        schema, end = reader.schema_of(name.removeprefix(calls.name_prefix)), self._call_ends[0]
+        schema, end = reader.schema_of(name), self._call_ends[0]
         match calls.arguments:
             case ElementArguments() as form:
                 char = yield from read_elements(reader, form, schema, end, char)
@@ -172,44 +173,47 @@ def _read_counter(marks: tuple[str, str], char: str) -> Reader[tuple[str, str]]:
     return digits, char
 
 
-class _Objects:
-    """Grammar of calls that are JSON objects."""
+def _read_open(opens: Sequence[str], bare: str, char: str) -> Reader[str]:
+    """Read the literal before the calls, which ``bare`` makes optional. Returns the first character of the calls."""
+    if not bare or char != bare:
+        _, char = yield from read_one_of(opens, char)
+    return (yield from skip_whitespace(char))
 
-    def __init__(self, calls: ObjectCalls) -> None:
-        self._calls = calls
-        self._opens = [literal.strip() for literal in calls.opens]
-        self._close = calls.close.strip()
 
-    def read(self, reader: CallReader, char: str) -> Reader[None]:
-        """Read a list of objects, or one object and those that separators add to it."""
-        calls = self._calls
-        if not calls.bare or char != calls.bare:
-            _, char = yield from read_one_of(self._opens, char)
-        char = yield from skip_whitespace(char)
+def _read_objects(calls: ObjectCalls) -> Grammar:
+    """Return the grammar of a list of objects, or of one object and those that separators add to it."""
+    opens, close = _stripped(calls.opens), calls.close.strip()
+
+    def read(reader: CallReader, char: str) -> Reader[None]:
+        char = yield from _read_open(opens, calls.bare, char)
         if char == "[":
             char = yield from _read_list(reader, char, calls)
-            yield from _read_close(reader, self._close, char)
-            return
-        while True:
-            char = yield from reader.read_call(char, calls.names, calls.arguments)
-            if not calls.separator:
-                break
-            char = yield from skip_whitespace(char)
-            if char == calls.separator:
-                char = yield from skip_whitespace((yield))
-            elif char != "{":
-                return
-        yield from _read_close(reader, self._close, char)
+        else:
+            char = yield from _read_call(reader, char, calls)
+            while calls.separator:
+                char = yield from skip_whitespace(char)
+                if char == calls.separator:
+                    char = yield from skip_whitespace((yield))
+                elif char != "{":
+                    return
+                char = yield from _read_call(reader, char, calls)
+        yield from _read_close(reader, close, char)
+
+    return read
 
 
-def _read_list(reader: CallReader, char: str, calls: ObjectCalls) -> Reader[str]:
+def _read_call(reader: CallReader, char: str, calls: ObjectCalls = _USUAL) -> Reader[str]:
+    return reader.read_call(char, calls.names, calls.arguments)
+
+
+def _read_list(reader: CallReader, char: str, calls: ObjectCalls = _USUAL) -> Reader[str]:
     """Read a JSON list of objects."""
     char = yield from read_literally("[", char)
     char = yield from skip_whitespace(char)
     if char == "]":
         raise MalformedError  # no call: the text is the answer
     while True:
-        char = yield from reader.read_call(char, calls.names, calls.arguments)
+        char = yield from _read_call(reader, char, calls)
         char = yield from skip_whitespace(char)
         if char == "]":
             reader.settle(reader.position + 1)
@@ -222,13 +226,11 @@ def _read_python(calls: PythonCalls) -> Grammar:
     """Return the grammar of Python's calls."""
 
     def read(reader: CallReader, char: str) -> Reader[None]:
-        if not calls.bare or char != calls.bare:
-            _, char = yield from read_one_of(calls.opens, char)
-        char = yield from skip_whitespace(char)
+        char = yield from _read_open(calls.opens, calls.bare, char)
         if char == "[":
             char = yield from skip_whitespace((yield))
             while char != "]":
-                char = yield from _read_python_or_object(reader, char)
+                char = yield from (_read_call if char == "{" else read_python_call)(reader, char)
                 char = yield from skip_whitespace(char)
                 if char == ",":
                     char = yield from skip_whitespace((yield))
@@ -247,22 +249,14 @@ def _read_python(calls: PythonCalls) -> Grammar:
     return read
 
 
-def _read_python_or_object(reader: CallReader, char: str) -> Reader[str]:
-    if char == "{":
-        calls = ObjectCalls()
-        return (yield from reader.read_call(char, calls.names, calls.arguments))
-    return (yield from read_python_call(reader, char))
-
-
 def _read_mistral(reader: CallReader, char: str) -> Reader[None]:
     """Read a list of objects or, since version 11 of the tokenizer, ``name[ARGS]{...}``."""
-    calls = ObjectCalls()
     char = yield from read_literally(MistralCalls().opens[0], char)
     char = yield from skip_whitespace(char)
     if char == "[":
-        yield from _read_list(reader, char, calls)
+        yield from _read_list(reader, char)
     elif char == "{":
-        yield from reader.read_call(char, calls.names, calls.arguments)
+        yield from _read_call(reader, char)
     else:
         name, char = yield from _read_mistral_name(char)
         yield from reader.read_arguments_of(name, char)
@@ -300,7 +294,7 @@ def named_call(name: str) -> CallFormat:
 
 
 def _read_answer_list(reader: CallReader, char: str) -> Reader[None]:
-    yield from _read_list(reader, char, ObjectCalls())
+    yield from _read_list(reader, char)
 
 
 LIST_OF_CALLS = CallFormat(_read_answer_list, first_chars="[")
@@ -326,8 +320,9 @@ def _call_format(record: ToolCallFormat) -> CallFormat | None:
             framed = _Framed(calls)
             return CallFormat(framed.read, framed.markers)
         case ObjectCalls() as calls:
-            markers = tuple(literal.strip() for literal in calls.opens)
-            return CallFormat(_Objects(calls).read, markers, calls.bare, names_must_match=bool(calls.bare))
+            return CallFormat(
+                _read_objects(calls), _stripped(calls.opens), calls.bare, names_must_match=bool(calls.bare)
+            )
         case PythonCalls() as calls:
             return CallFormat(_read_python(calls), calls.opens, calls.bare, names_must_match=bool(calls.bare))
         case MistralCalls() as calls:
