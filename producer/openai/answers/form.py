@@ -23,7 +23,7 @@ from ..parsers import Parsers
 from ..reasoning import MarkRemover, ReasoningSplitter, find_reasoning_format, is_thinking_off
 from ..tools.call_reader import Content, Piece
 from ..tools.definitions import Function, ToolChoice, allowed_functions, read_tool_choice, read_tools
-from ..tools.forcing import NativeCalls, forced_json
+from ..tools.forcing import NativeCalls, forced_json, native_calls
 from ..tools.formats import LIST_OF_CALLS, CallFormat, find_tool_call_style, named_call
 from ..tools.parser import ToolCallParser
 from .channels import ChannelParser
@@ -288,8 +288,8 @@ class _CallForm:
         self.call_format: CallFormat | None = None
         self.grammar: StructuredOutputsParams | None = None
         self._native: NativeCalls | None = None
-        if parsers.has_structural_tags and NativeCalls.is_supported(style.record.calls):
-            self._native = NativeCalls(style.record.calls, functions, is_parallel=is_parallel)
+        if parsers.has_structural_tags:
+            self._native = native_calls(style.record.calls, functions, is_parallel=is_parallel)
         if choice.mode == "auto":
             self.call_format = style.call_format
             if self._native is not None and (parsers.forces_natively or self._native.is_legacy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -28,34 +29,33 @@ def forced_json(functions: Sequence[Function], choice: ToolChoice, *, is_paralle
     return StructuredOutputsParams(json=schema, disable_any_whitespace=True, disable_additional_properties=True)
 
 
-class NativeCalls:
-    """Grammars of calls in a format of its own, as structural tags; xgrammar only.
+class NativeCalls(abc.ABC):
+    """Grammars of calls in a format of a family of models, as structural tags; xgrammar only.
 
-    Args:
-        calls: a format for which ``is_supported``.
+    Attributes:
+        section: literals around all calls; None if each call has its own.
+        begin: the first line of a call that has no section.
+        separator: literal between two calls.
+        is_legacy: whether ``optional`` has the form that llguidance takes, too.
     """
 
-    def __init__(self, calls: Calls, functions: Sequence[Function], *, is_parallel: bool) -> None:
-        self._calls = calls
+    section: tuple[str, str] | None
+    begin: str
+    separator: str
+    is_legacy: bool = False
+
+    def __init__(self, functions: Sequence[Function], *, is_parallel: bool) -> None:
         self._functions = functions
         self._is_parallel = is_parallel
 
-    @staticmethod
-    def is_supported(calls: Calls) -> bool:
-        """Whether a grammar can enforce this format."""
-        if isinstance(calls, FramedCalls):
-            return bool(calls.arguments.style)
-        return isinstance(calls, ObjectCalls) and (bool(calls.opens) or not calls.is_list)
+    @abc.abstractmethod
+    def tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return the structure of a call of the function ``name``, whose arguments follow ``schema``."""
 
     def forced(self, choice: ToolChoice) -> StructuredOutputsParams:
         """Return the grammar of one or more calls, of the chosen function if ``choice`` names one."""
         chosen = [function for function in self._functions if choice.name in (None, function.name)]
         return _structural(self._sequence(chosen))
-
-    @property
-    def is_legacy(self) -> bool:
-        """Whether ``optional`` has the form that llguidance takes, too."""
-        return isinstance(self._calls, ObjectCalls) and not self._calls.is_list
 
     def optional(self) -> StructuredOutputsParams | None:
         """Return the grammar that applies to the calls in otherwise free output; None if no function is strict.
@@ -65,18 +65,20 @@ class NativeCalls:
         """
         if not any(function.strict for function in self._functions):
             return None
-        section = self._section()
-        if section is not None:
-            calls = self._list(self._functions, is_strict=False)
-            tag = {"type": "tag", "begin": section[0], "content": calls, "end": section[1]}
-            return _structural({"type": "triggered_tags", "triggers": [section[0]], "tags": [tag]})
-        tags = self._tags(self._functions, is_strict=False)
+        tags = [
+            self.tag(function.name, function.parameters if function.strict else {"type": "object"})
+            for function in self._functions
+        ]
+        trigger = self.begin
+        if self.section is not None:
+            trigger, end = self.section
+            tags = [{"type": "tag", "begin": trigger, "content": self._list(tags), "end": end}]
         if not self.is_legacy:
-            return _structural({"type": "triggered_tags", "triggers": [self._begin], "tags": tags})
+            return _structural({"type": "triggered_tags", "triggers": [trigger], "tags": tags})
         structures = [
             {"begin": tag["begin"], "schema": tag["content"]["json_schema"], "end": tag["end"]} for tag in tags
         ]
-        legacy = {"structures": structures, "triggers": [self._begin]}
+        legacy = {"structures": structures, "triggers": [trigger]}
         return StructuredOutputsParams(structural_tag=json.dumps(legacy))
 
     def or_answer(self, answer: StructuredOutputsParams) -> StructuredOutputsParams:
@@ -85,52 +87,34 @@ class NativeCalls:
         return _structural({"type": "or", "elements": [_json_grammar(schema), self._sequence(self._functions)]})
 
     def _sequence(self, functions: Sequence[Function]) -> dict[str, Any]:
-        calls = self._list(functions, is_strict=True)
-        section = self._section()
-        if section is None:
+        calls = self._list([self.tag(function.name, function.parameters) for function in functions])
+        if self.section is None:
             return calls
-        ends = [{"type": "const_string", "value": value} for value in section if value]
-        return {"type": "sequence", "elements": [ends[0], calls, *ends[1:]]}
+        begin, end = ({"type": "const_string", "value": value} for value in self.section)
+        return {"type": "sequence", "elements": [begin, calls, *([end] if end["value"] else [])]}
 
-    def _list(self, functions: Sequence[Function], *, is_strict: bool) -> dict[str, Any]:
-        if isinstance(self._calls, ObjectCalls):
-            separator = ", " if self._calls.is_list else self._calls.separator or "\n"
-        else:
-            assert isinstance(self._calls, FramedCalls)
-            separator = self._calls.separator
+    def _list(self, tags: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "type": "tags_with_separator",
-            "tags": self._tags(functions, is_strict=is_strict),
-            "separator": separator,
+            "tags": tags,
+            "separator": self.separator,
             "at_least_one": True,
             "stop_after_first": not self._is_parallel,
         }
 
-    @property
-    def _begin(self) -> str:
-        """The first line of a call that has no section."""
-        if isinstance(self._calls, FramedCalls):
-            return self._calls.call.splitlines()[0]
-        assert isinstance(self._calls, ObjectCalls)
-        return f'{{"{self._calls.names[0]}": ' if self._calls.bare else self._calls.opens[0].strip()
 
-    def _section(self) -> tuple[str, str] | None:
-        """Return the literals around all calls; None if each call has its own."""
-        if isinstance(self._calls, FramedCalls):
-            return self._calls.sections[0] if self._calls.sections else None
-        assert isinstance(self._calls, ObjectCalls)
-        return (f"{self._calls.opens[0]}[", f"]{self._calls.close}") if self._calls.is_list else None
+class _FramedCalls(NativeCalls):
+    """Calls as a name and arguments between literals."""
 
-    def _tags(self, functions: Sequence[Function], *, is_strict: bool) -> list[dict[str, Any]]:
-        tag = self._framed_tag if isinstance(self._calls, FramedCalls) else self._object_tag
-        return [
-            tag(function.name, function.parameters if is_strict or function.strict else {"type": "object"})
-            for function in functions
-        ]
+    def __init__(self, calls: FramedCalls, functions: Sequence[Function], *, is_parallel: bool) -> None:
+        super().__init__(functions, is_parallel=is_parallel)
+        self._calls = calls
+        self.section = calls.sections[0] if calls.sections else None
+        self.begin = calls.call.splitlines()[0]
+        self.separator = calls.separator
 
-    def _framed_tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    def tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
         calls = self._calls
-        assert isinstance(calls, FramedCalls)
         begin, content = f"{calls.call}{calls.name_prefix}{name}", _json_grammar(schema, calls.arguments.style)
         if calls.counter is None:
             begin += calls.name_end
@@ -141,15 +125,40 @@ class NativeCalls:
             content = {"type": "sequence", "elements": [number, name_end, content]}
         return {"type": "tag", "begin": begin, "content": content, "end": calls.call_end}
 
-    def _object_tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+
+class _ObjectCalls(NativeCalls):
+    """Calls as JSON objects: in a list between literals, each between literals, or without any."""
+
+    def __init__(self, calls: ObjectCalls, functions: Sequence[Function], *, is_parallel: bool) -> None:
+        super().__init__(functions, is_parallel=is_parallel)
+        self._calls = calls
+        self.is_legacy = not calls.is_list
+        self.section = (f"{calls.opens[0]}[", f"]{calls.close}") if calls.is_list else None
+        self.separator = ", " if calls.is_list else calls.separator or "\n"
+        has_frames = not calls.is_list and not calls.bare
+        self._open, self._close = (calls.opens[0], calls.close) if has_frames else ("", "")
+        self.begin = self._open.strip() if has_frames else '{"name": '
+
+    def tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
         calls = self._calls
-        assert isinstance(calls, ObjectCalls)
         begin = f"{{{json.dumps(name)}: "
         if calls.names:
             begin = f'{{"{calls.names[0]}": {json.dumps(name)}, "{calls.arguments[0]}": '
-        open_each = calls.opens[0] if calls.opens and not calls.is_list and not calls.bare else ""
-        end = "" if calls.is_list or calls.bare else calls.close
-        return {"type": "tag", "begin": open_each + begin, "content": _json_grammar(schema), "end": f"}}{end}"}
+        return {
+            "type": "tag",
+            "begin": self._open + begin,
+            "content": _json_grammar(schema),
+            "end": f"}}{self._close}",
+        }
+
+
+def native_calls(calls: Calls, functions: Sequence[Function], *, is_parallel: bool) -> NativeCalls | None:
+    """Return the grammars of calls in the format ``calls``; None if none can enforce it."""
+    if isinstance(calls, FramedCalls) and calls.arguments.style:
+        return _FramedCalls(calls, functions, is_parallel=is_parallel)
+    if isinstance(calls, ObjectCalls):
+        return _ObjectCalls(calls, functions, is_parallel=is_parallel)
+    return None
 
 
 def _structural(grammar: dict[str, Any]) -> StructuredOutputsParams:

@@ -12,7 +12,7 @@ from penstock.producer.openai.tools.definitions import (
     read_tool_choice,
     read_tools,
 )
-from penstock.producer.openai.tools.forcing import NativeCalls, forced_json
+from penstock.producer.openai.tools.forcing import NativeCalls, forced_json, native_calls
 from penstock.producer.openai.tools.formats import TOOL_CALL_PARSERS, find_tool_call_style
 from penstock.shared.errors import ValidationError
 from penstock.shared.params.answer_formats import TOOL_CALL_FORMATS
@@ -25,7 +25,9 @@ def tool(name: str = "weather", **function: Any) -> dict[str, Any]:
 
 
 def hermes(functions: list[Function]) -> NativeCalls:
-    return NativeCalls(TOOL_CALL_FORMATS["hermes"].calls, functions, is_parallel=True)
+    native = native_calls(TOOL_CALL_FORMATS["hermes"].calls, functions, is_parallel=True)
+    assert native is not None
+    return native
 
 
 def test_a_tool_reaches_the_template_as_transformers_gives_it() -> None:

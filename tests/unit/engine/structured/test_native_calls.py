@@ -11,7 +11,7 @@ import xgrammar
 
 from penstock.producer.openai.tools.call_reader import joined
 from penstock.producer.openai.tools.definitions import ToolChoice, read_tools
-from penstock.producer.openai.tools.forcing import NativeCalls
+from penstock.producer.openai.tools.forcing import NativeCalls, native_calls
 from penstock.producer.openai.tools.formats import TOOL_CALL_PARSERS
 from penstock.producer.openai.tools.parser import ToolCallParser
 from penstock.shared.params.answer_formats import TOOL_CALL_FORMATS
@@ -42,7 +42,17 @@ FUNCTIONS = read_tools(
     ]
 )
 TOOLS: list[Any] = [function.for_template for function in FUNCTIONS]
-SUPPORTED = [name for name, record in TOOL_CALL_FORMATS.items() if NativeCalls.is_supported(record.calls)]
+
+
+def native_of(name: str, *, is_parallel: bool = True) -> NativeCalls:
+    native = native_calls(TOOL_CALL_FORMATS[name].calls, FUNCTIONS, is_parallel=is_parallel)
+    assert native is not None
+    return native
+
+
+SUPPORTED = [
+    name for name, record in TOOL_CALL_FORMATS.items() if native_calls(record.calls, FUNCTIONS, is_parallel=True)
+]
 AROUND = ("<|close|>message<|sep|>", "<|close|>response<|sep|>", "</think>")  # written by xgrammar around calls
 # xgrammar's name of a family and ours.
 LIBRARY = {
@@ -122,7 +132,7 @@ def check(calls: list[tuple[str, dict[str, Any]]]) -> None:
 @pytest.mark.parametrize("name", SUPPORTED)
 @pytest.mark.parametrize("choice", [ToolChoice("required"), ToolChoice("required", "weather")], ids=["any", "named"])
 def test_forced_calls_are_read(compiler: xgrammar.GrammarCompiler, name: str, choice: ToolChoice) -> None:
-    native = NativeCalls(TOOL_CALL_FORMATS[name].calls, FUNCTIONS, is_parallel=choice.name is None)
+    native = native_of(name, is_parallel=choice.name is None)
     tag = json.loads(native.forced(choice).structural_tag or "")
     writer = Writer(compiler, tag)
     for seed in range(8):
@@ -166,7 +176,7 @@ def without_free_text(node: Any) -> Any:
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_calls_of_strict_functions_are_held_in_free_text(compiler: xgrammar.GrammarCompiler, name: str) -> None:
-    native = NativeCalls(TOOL_CALL_FORMATS[name].calls, FUNCTIONS, is_parallel=True)
+    native = native_of(name)
     if native.is_legacy:
         return  # test_tool_grammars has them
     grammar = compiler.compile_structural_tag(json.loads(getattr(native.optional(), "structural_tag", "")))

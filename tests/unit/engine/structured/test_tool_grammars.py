@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from penstock.producer.openai.json_schema import structured_outputs_of
 from penstock.producer.openai.tools.definitions import ToolChoice, read_tools
-from penstock.producer.openai.tools.forcing import NativeCalls, forced_json
+from penstock.producer.openai.tools.forcing import NativeCalls, forced_json, native_calls
 from penstock.shared.params.answer_formats import TOOL_CALL_FORMATS
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.structured.grammar import Backend
@@ -47,7 +47,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def hermes(*, is_parallel: bool = True) -> NativeCalls:
-    return NativeCalls(TOOL_CALL_FORMATS["hermes"].calls, FUNCTIONS, is_parallel=is_parallel)
+    native = native_calls(TOOL_CALL_FORMATS["hermes"].calls, FUNCTIONS, is_parallel=is_parallel)
+    assert native is not None
+    return native
 
 
 class Held:
