@@ -82,10 +82,8 @@ def test_text_without_the_end_of_a_header_is_content(begin: str) -> None:
         assert (content.count("so "), content.count("and "), calls) == (400, 300, [])
 
 
-FRAGMENTS = [
-    *(ANALYSIS, CALL, FINAL, NEXT, "<|message|>", "<|end|>", "<|channel|>", " to=functions.now", "{", "so", "<|"),
-    "so " * 200,
-]
+MARKS = ["<|message|>", "<|end|>", "<|channel|>", " to=functions.now", "{", "so", "<|", "so " * 200]
+FRAGMENTS = [ANALYSIS, CALL, FINAL, NEXT, *MARKS]
 
 
 @settings(max_examples=300, deadline=None)
