@@ -155,8 +155,10 @@ class WorkerProcess:
 
     async def _serve(self, ready: Ready, codec: TextCodec, signals: StopSignals) -> int:
         signals.is_serving = True
-        if not await until_leaving(self._announce(ready, codec), signals.stop):
-            return 0
+        if not await until_leaving(self._announce(ready, codec), signals.stop, self._core.dead):
+            if signals.stop.is_set():
+                return 0
+            raise CoreLostError(await self._core.end())
         watching = asyncio.create_task(self._watch_for_stalls())
         leaving = asyncio.create_task(self._leave_with_group(signals))
         await self._service.serve(ready, codec, signals.stop)

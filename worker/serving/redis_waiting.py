@@ -108,19 +108,20 @@ def cpu_seconds(info: str) -> float:
 
 
 async def until_leaving(
-    work: Coroutine[Any, Any, Any] | asyncio.Task[Any], leaving: asyncio.Event, patience_s: float = LEAVE_PATIENCE_S
+    work: Coroutine[Any, Any, Any] | asyncio.Task[Any], *leaving: asyncio.Event, patience_s: float = LEAVE_PATIENCE_S
 ) -> bool:
-    """Wait for ``work`` without a limit; once ``leaving`` is set, wait ``patience_s`` more and then cancel it.
+    """Wait for ``work`` without a limit; once one of ``leaving`` is set, wait ``patience_s`` more and then cancel it.
 
     Returns whether it ended without being cancelled. Raises the exception of ``work``, if any.
     """
     task = asyncio.ensure_future(work)
-    signal = asyncio.create_task(leaving.wait())
+    signals = [asyncio.create_task(event.wait()) for event in leaving]
     try:
-        await asyncio.wait([task, signal], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, *signals], return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait([task], timeout=patience_s)
     finally:
-        signal.cancel()
+        for signal in signals:
+            signal.cancel()
         if not task.done():
             task.cancel()
             await asyncio.wait([task])

@@ -127,7 +127,7 @@ class WorkerService:
         reloading = WeightsReloading(self._core, self._sleep, self._heartbeat, ready, self.on_reloaded, load_timeout_s)
         self._control.add_functions({**text_calls.functions, ReloadWeights: reloading.reload})
         await self._observer.open()
-        await until_leaving(self._upkeep.begin(), stop)
+        await until_leaving(self._upkeep.begin(), stop, self._core.dead)
         self._keeping = asyncio.create_task(self._upkeep.run())
         self._background.append(asyncio.create_task(self._series.run()))
         if ready.lora is not None:
@@ -142,7 +142,7 @@ class WorkerService:
         self._claiming.stop()
         # Claimed requests may take long to prepare; otherwise the loop only waits for Redis.
         patience_s = self._config.drain_timeout_s if self._claiming.is_admitting else LEAVE_PATIENCE_S
-        if not await until_leaving(claiming, stop, patience_s):
+        if not await until_leaving(claiming, stop, self._core.dead, patience_s=patience_s):
             log.warning("claim_aborted", waited_s=patience_s)
         await self._claiming.leave()
         for task in done:
