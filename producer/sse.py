@@ -184,7 +184,7 @@ class EventStream:
         error_event: encodes an error as the last event.
         keep_alive_s: time without events after which ``keep_alive`` is sent.
         keep_alive: a comment, or an event that readers ignore.
-        status_wait_s: how long the status waits for the first event or an error.
+        status_wait_s: how long the status waits for the first event or an error; None without a limit.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class EventStream:
         error_event: Callable[[Exception], bytes] = encode_error,
         keep_alive_s: float = KEEP_ALIVE_S,
         keep_alive: bytes = COMMENT,
-        status_wait_s: float = STATUS_WAIT_S,
+        status_wait_s: float | None = STATUS_WAIT_S,
     ) -> None:
         self.headers = {**HEADERS, **(headers or {})}
         self._events = events

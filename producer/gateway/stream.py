@@ -31,6 +31,7 @@ from ..reconnect import AnswerPositions
 from ..sse import COMMENT, EventStream
 from .generations import PromptDelta
 from .http import gateway_of
+from .place import Place
 
 _FORM = re.compile(r"([A-Za-z0-9_-]{1,100}):(\d{1,10}e?(?:\.\d{1,10}e?)*)(\.u)?")
 
@@ -132,29 +133,34 @@ def openai_error(error: OpenAIError) -> bytes:
 async def event_stream(
     request: Request,
     encoded: AsyncGenerator[bytes],
+    place: Place,
     *,
+    has_preamble: bool = False,
     error_event: Callable[[OpenAIError], bytes] = openai_error,
     keep_alive: bytes = COMMENT,
 ) -> EventStream:
     """Return the response of the events in ``encoded`` once its status is known.
 
     A refusal usually arrives quickly and gets its own status. After ``status_wait_s`` of the settings the head of the
-    response is sent.
+    response is sent, with the place in the queue of a request that waits.
 
     Args:
+        has_preamble: whether the first events come before the request has output.
         error_event: encodes a failure as the last event.
         keep_alive: sent while no event arrives.
 
     Raises: the exceptions of ``encoded`` before its first event.
     """
-    settings = gateway_of(request).settings
-    return await EventStream(
-        _observed(request, encoded),
+    stream = EventStream(
+        place.around(_observed(request, encoded), has_preamble=has_preamble),
         error_event=partial(_error_event, error_event),
-        keep_alive_s=settings.keep_alive_s,
+        keep_alive_s=gateway_of(request).settings.keep_alive_s,
         keep_alive=keep_alive,
-        status_wait_s=settings.status_wait_s,
-    ).start()
+        status_wait_s=None,
+    )
+    await stream.start()
+    stream.headers.update(place.headers)
+    return stream
 
 
 def _event(position: Position, chunk: msgspec.Struct) -> bytes:

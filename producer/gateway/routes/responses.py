@@ -24,7 +24,7 @@ from ..idempotency import reserved
 from ..operations import Operation
 from ..reservations import Reservation
 from ..stream import event_stream
-from .generate import decode_body
+from .generate import decode_body, place_of
 
 
 async def create(request: Request) -> HTTPResponse | EventStream:
@@ -43,14 +43,17 @@ async def create(request: Request) -> HTTPResponse | EventStream:
     prompts = await gateway.images.fetched(prepared.chat.prompts, identity.tenant)
     prepared = msgspec.structs.replace(prepared, chat=msgspec.structs.replace(prepared.chat, prompts=prompts))
     add_ids(prepared.options, request, prepared.record.id)
+    place = place_of(gateway, prepared.record.model, prepared.record.id)
     if body.background:
         response = await responses.submit(prepared)
         if not body.stream:
             return json_response(response)
-        return await event_stream(request, _frames(responses.follow(identity.tenant, response.id)))
+        frames = _frames(responses.follow(identity.tenant, prepared.record))
+        return await event_stream(request, frames, place, has_preamble=True)
     if body.stream:
-        return await event_stream(request, _frames(responses.stream(prepared)))
-    return json_response(await while_connected(request, responses.answer(prepared)))
+        return await event_stream(request, _frames(responses.stream(prepared)), place)
+    work = place.during(responses.answer(prepared))
+    return json_response(await while_connected(request, work), headers=place.headers)
 
 
 async def _reserved(request: Request, decoded: Decoded) -> Reservation | None:
@@ -70,8 +73,10 @@ async def retrieve(request: Request) -> HTTPResponse | EventStream:
     if _is_true(request, "stream"):
         if after is not None:
             gateway_of(request).metrics.resumed.inc()
-        events = responses.follow(tenant, _response_id(request), -1 if after is None else after)
-        return await event_stream(request, _frames(events))
+        record, _ = await responses.find(tenant, _response_id(request))
+        events = responses.follow(tenant, record, -1 if after is None else after)
+        place = place_of(gateway_of(request), record.model, record.id)
+        return await event_stream(request, _frames(events), place, has_preamble=True)
     if "starting_after" in request.query_params:
         raise bad_field("starting_after", "starting_after needs stream=true")
     return json_response(await responses.retrieve(tenant, _response_id(request)))

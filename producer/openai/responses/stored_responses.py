@@ -47,14 +47,25 @@ class StoredResponses:
         """
         return (await self.read_with_record(tenant, response_id))[1]
 
-    async def follow(self, tenant: str, response_id: str, after: int = -1) -> AsyncGenerator[list[Event]]:
-        """Iterate over the events after number ``after`` (-1 for all) of a response that runs or has ended.
-
-        Any number of readers may follow it, from any process. Leaving early cancels nothing.
+    async def find(self, tenant: str, response_id: str) -> tuple[StoredResponse, RequestState]:
+        """Return a record and the state of its request.
 
         Raises: as ``retrieve``.
         """
-        record, _ = await self._find(tenant, response_id)
+        record = await self._store.get(tenant, response_id)
+        if record is not None:
+            state = await (await self._broker(record)).state(record.id)
+            if state is not None:
+                return record, state
+            await self._store.delete(tenant, response_id)
+        message = f"response {shown(response_id)} is unknown or has expired"
+        raise OpenAIError(404, message, param="response_id", code="response_not_found")
+
+    async def follow(self, tenant: str, record: StoredResponse, after: int = -1) -> AsyncGenerator[list[Event]]:
+        """Iterate over the events after number ``after`` (-1 for all) of a response that runs or has ended.
+
+        Any number of readers may follow it, from any process. Leaving early cancels nothing.
+        """
         transcriber = prepare_response(record).transcriber(after)
         yield transcriber.create()
         handle = await self._client.handle(record.id, model=record.model)
@@ -65,7 +76,7 @@ class StoredResponses:
                     yield transcriber.feed(delta)
             except PenstockError as error:
                 yield transcriber.fail(error)
-        await self._store.shorten_ttl(tenant, response_id)
+        await self._store.shorten_ttl(tenant, record.id)
 
     async def cancel(self, tenant: str, response_id: str) -> Response:
         """Cancel a background response and return it. Has no effect after its end.
@@ -90,7 +101,7 @@ class StoredResponses:
 
         Raises: as ``retrieve``.
         """
-        record, _ = await self._find(tenant, response_id)
+        record, _ = await self.find(tenant, response_id)
         await self._store.delete(tenant, response_id)
         broker = await self._broker(record)
         await broker.cancel(record.id)
@@ -109,7 +120,7 @@ class StoredResponses:
             raise bad_field("limit", f"limit must be in [1, {MAX_PAGE}], got {limit}")
         if order not in ("asc", "desc"):
             raise bad_field("order", f"order must be 'asc' or 'desc', got {shown(order)}")
-        record, _ = await self._find(tenant, response_id)
+        record, _ = await self.find(tenant, response_id)
         items = record.items if order == "asc" else record.items[::-1]
         ids = [item.id for item in items]
         if after is not None and after not in ids:
@@ -128,7 +139,7 @@ class StoredResponses:
 
         Raises: as ``retrieve``.
         """
-        record, state = await self._find(tenant, response_id)
+        record, state = await self.find(tenant, response_id)
         transcriber = prepare_response(record).transcriber()
         transcriber.create()
         if state is RequestState.CLAIMED:
@@ -140,17 +151,6 @@ class StoredResponses:
         if response.status in ENDED:
             await self._store.shorten_ttl(tenant, response_id)
         return record, response
-
-    async def _find(self, tenant: str, response_id: str) -> tuple[StoredResponse, RequestState]:
-        """Return a record and the state of its request."""
-        record = await self._store.get(tenant, response_id)
-        if record is not None:
-            state = await (await self._broker(record)).state(record.id)
-            if state is not None:
-                return record, state
-            await self._store.delete(tenant, response_id)
-        message = f"response {shown(response_id)} is unknown or has expired"
-        raise OpenAIError(404, message, param="response_id", code="response_not_found")
 
     async def _broker(self, record: StoredResponse) -> Broker:
         return await PartitionedBroker(self._commands, self._keys, record.model, self._layouts).find(record.id)

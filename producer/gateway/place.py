@@ -1,0 +1,123 @@
+"""Place of a waiting request in the queue: headers of its response, and comments in its stream.
+
+Redis is asked only about a request that has no output after some time. So a request that starts at once costs no call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from ...shared.errors import PenstockError
+from ...shared.process.log import get_logger
+from ...shared.queue.stats import RequestStatus
+from .. import Client
+from ..sse import COMMENT
+
+POSITION_HEADER, START_HEADER = "x-penstock-queue-position", "x-penstock-estimated-start"
+# Comments come four times until the estimated start, within the limits of a ``Place``.
+_COMMENTS_PER_WAIT = 4
+_ASK_TIMEOUT_S = 10.0
+T = TypeVar("T")
+log = get_logger(__name__)
+
+
+class Place:
+    """The place of one request.
+
+    Args:
+        model: model or adapter; None for the only model.
+        wait_s: how long output is awaited before Redis is asked; also the shortest time between two comments.
+        every_s: longest time between two comments.
+
+    Attributes:
+        headers: the position and, if known, the seconds until the start; empty if the request did not wait.
+    """
+
+    def __init__(self, client: Client, model: str | None, request_id: str, *, wait_s: float, every_s: float) -> None:
+        self._client = client
+        self._model = model
+        self._request_id = request_id
+        self._wait_s, self._every_s = wait_s, every_s
+        self.headers: dict[str, str] = {}
+
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of ``work``, which runs the request. Cancelling this cancels it."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task], timeout=self._wait_s)
+            if not task.done():
+                self.headers = _headers(await self._status())
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def around(self, pieces: AsyncGenerator[bytes], *, has_preamble: bool = False) -> AsyncGenerator[bytes]:
+        """Iterate over ``pieces``, and close it at the end. Add comments with the place while the request waits.
+
+        The first piece comes after ``wait_s`` at the latest, and ``headers`` are known then.
+
+        Args:
+            has_preamble: whether the first pieces come before the request has output.
+        """
+        loop = asyncio.get_running_loop()
+        due_at, is_first, is_waiting = loop.time() + self._wait_s, True, True
+        upcoming = asyncio.ensure_future(anext(pieces))
+        async with aclosing(pieces):
+            try:
+                while is_waiting:
+                    await asyncio.wait([upcoming], timeout=due_at - loop.time())
+                    if upcoming.done() and loop.time() < due_at:
+                        yield await upcoming
+                        upcoming = asyncio.ensure_future(anext(pieces))
+                        is_waiting = has_preamble or not is_first
+                    else:
+                        status = await self._status()
+                        headers = _headers(status)
+                        is_waiting = status is None or status.position is not None
+                        if is_first:
+                            self.headers = headers
+                        if is_first or headers:
+                            yield _comment(headers)
+                        due_at = loop.time() + self._interval_s(status)
+                    is_first = False
+                yield await upcoming
+            except StopAsyncIteration:
+                return
+            finally:
+                upcoming.cancel()
+                await asyncio.gather(upcoming, return_exceptions=True)
+            async for piece in pieces:
+                yield piece
+
+    def _interval_s(self, status: RequestStatus | None) -> float:
+        if status is None or status.estimated_start_s is None:
+            return self._every_s
+        return min(self._every_s, max(self._wait_s, status.estimated_start_s / _COMMENTS_PER_WAIT))
+
+    async def _status(self) -> RequestStatus | None:
+        """Return the state of the request; None if it is not in the queue yet, or if Redis does not answer in time."""
+        try:
+            async with asyncio.timeout(_ASK_TIMEOUT_S):
+                model = await self._client.resolve_model(self._model)
+                return await self._client.status(self._request_id, model)
+        except (PenstockError, TimeoutError) as error:
+            log.debug("place_unknown", error=str(error))
+            return None
+
+
+def _headers(status: RequestStatus | None) -> dict[str, str]:
+    if status is None or status.position is None:
+        return {}
+    headers = {POSITION_HEADER: str(status.position)}
+    if status.estimated_start_s is not None:
+        headers[START_HEADER] = f"{status.estimated_start_s:.1f}"
+    return headers
+
+
+def _comment(headers: dict[str, str]) -> bytes:
+    fields = " ".join(f"{name}={value}" for name, value in headers.items())
+    return f": {fields}\n\n".encode() if fields else COMMENT
