@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 import torch
 
 from penstock.ops.lab.bench.engines.quality import KL_LIMITS, NUM_CHARACTERS
+from penstock.shared.control.engine import Sleep, WakeUp
+from penstock.shared.messages.core import UtilityCall
 from penstock.worker.config.computing import DEFAULT_DRAFT_TOKENS
 from penstock.worker.engine.composition import Engine
 from penstock.worker.engine.drafting.drafters import SuffixMemory
@@ -107,3 +111,22 @@ def test_answers_follow_a_schema(engine: Engine, codec: TextCodec) -> None:
         jsonschema.validate(json.loads(text), SCHEMA)
         # A token has three characters on average, and one where each byte is spelled alone.
         assert len(output) < len(text) * 0.75, text
+
+
+def test_each_sleep_gives_back_as_much_as_the_first(smollm2: Path) -> None:
+    """Without collections of garbage between the calls, which a core makes as rarely."""
+    with engine_of(smollm2) as engine:
+        gc.collect()
+        gc.disable()
+        try:
+            sizes: list[int] = []
+            for _ in range(6):
+                for call in (Sleep(level=2), WakeUp()):
+                    answer = engine.control.answer(UtilityCall(1, call))
+                    assert answer is not None
+                    assert answer.error is None
+                    if isinstance(call, Sleep):
+                        sizes.append(psutil.Process().memory_full_info().uss)
+        finally:
+            gc.enable()
+    assert max(sizes) < 1.1 * sizes[0], sizes

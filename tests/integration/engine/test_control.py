@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import psutil
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.shared.control.calls import CallError, Utility
 from penstock.shared.control.engine import (
@@ -29,8 +32,10 @@ from penstock.shared.control.engine import (
 )
 from penstock.shared.messages.core import Ready
 from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.models.loading import loader
 from penstock.worker.models.placing.packed_linear import PackedLinear
 
+from ...conftest import DEMO_MODEL
 from .harness import LARGE, LONG_PROMPT, SHAPE, CoreProcess, MakeEngine, ask, refusal, request, tokens
 
 ALL = ["weights", "kv_cache"]
@@ -64,6 +69,86 @@ def test_an_accelerator_gets_its_memory_back(make_engine: MakeEngine, level: int
     assert torch.cuda.memory_allocated() < num_bytes / 4
     ask(engine, WakeUp())
     assert tokens(engine) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_accelerator_without_room_for_all_tensors_gets_the_others_back(make_engine: MakeEngine, level: int) -> None:
+    engine = make_engine(device="cuda", gpu_memory_utilization=0.1, kv_cache_memory=1 << 26)
+    before = tokens(engine)
+    ask(engine, Sleep(level=level))
+    asleep, total = torch.cuda.memory_allocated(), torch.cuda.get_device_properties(0).total_memory
+    try:
+        for num_bytes in (1 << 20, 40 << 20):  # for no tensor, and for the weights without the cache
+            torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + num_bytes) / total)
+            assert "out of memory" in refusal(engine, WakeUp()).message
+            assert ask(engine, IsSleeping()) == SleepState(level, ALL)
+            assert torch.cuda.memory_allocated() == asleep
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    ask(engine, WakeUp())
+    assert tokens(engine) == before
+
+
+class FailingAllocation(TorchDispatchMode):
+    """Lets the allocation with a number fail, of those that torch makes."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._num_left = number
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not func.is_view and result.device.type != "meta":
+            self._num_left -= 1
+            if self._num_left == 0:
+                raise MemoryError(f"{result.nbytes} bytes are missing")
+        return result
+
+
+@pytest.mark.parametrize(("level", "number"), [(1, 1), (1, 3), (2, 1), (2, 9), (2, 40)])
+def test_a_wake_up_that_fails_half_way_gives_everything_back(make_engine: MakeEngine, level: int, number: int) -> None:
+    engine = make_engine()
+    before = tokens(engine)
+    ask(engine, Sleep(level=level))
+    with FailingAllocation(number):
+        error = refusal(engine, WakeUp())
+    assert re.search("the engine still sleeps, because .* MemoryError: .* bytes are missing", error.message)
+    assert ask(engine, IsSleeping()) == SleepState(level, ALL)
+    model = engine.control._parts.rpc_engine.model
+    assert level == 1 or all(tensor.device.type == "meta" for tensor in model.network.parameters())
+    assert not sum(cache.nbytes for cache in model.forward.caches)
+    ask(engine, WakeUp())
+    assert tokens(engine) == before
+
+
+def test_a_stored_model_is_woken_up_from_its_structure(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    before = tokens(engine)
+    monkeypatch.setattr(loader, "load_weights", lambda *_: pytest.fail("transformers loads it"))
+    ask(engine, Sleep(level=2))
+    ask(engine, WakeUp())
+    assert tokens(engine) == before
+
+
+def test_the_second_sleep_gives_back_as_much_as_the_first(tmp_path: Path) -> None:
+    """Without files of weights, so that each wake-up makes a whole module of transformers."""
+    transformers.LlamaConfig(**{**SHAPE, "hidden_size": 512, "num_hidden_layers": 3}).save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tmp_path), load_format="dummy", num_threads=1, kv_cache_memory=1 << 20)
+    shutil.copy(DEMO_MODEL / "tokenizer.json", tmp_path)
+    core = CoreProcess()
+    try:
+        assert isinstance(core.start(config.encode()), Ready)
+        sizes: list[int] = []
+        for _ in range(3):
+            assert core.call(Sleep(level=2)).error is None
+            sizes.append(psutil.Process(core.process.pid).memory_full_info().uss)
+            assert core.call(WakeUp()).error is None
+    finally:
+        core.close()
+    assert max(sizes) < 1.1 * sizes[0], sizes
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt_oss"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.control.engine import SleepState
+from penstock.shared.errors import EngineCallError, ModelLoadError
 from penstock.worker.engine.control.sleep import EngineSleep, SleepableCache
 
 
@@ -75,13 +76,47 @@ def test_an_engine_that_cannot_be_restored_stays_asleep(
 ) -> None:
     sleep.sleep(2)
     parts["weights"].failure = OSError("the folder is gone")
-    with pytest.raises(OSError, match="the folder is gone"):
+    with pytest.raises(EngineCallError, match=r"because weights could not be restored: OSError: the folder is gone"):
+        sleep.wake_up(None)
+    parts["weights"].failure = ModelLoadError("the folder is gone")
+    with pytest.raises(ModelLoadError, match=r"^the folder is gone"):
         sleep.wake_up(None)
     assert sleep.state == SleepState(2, ["weights", "kv_cache"])
     parts["weights"].failure = None
     sleep.wake_up(None)
     assert not sleep.state.is_sleeping
     assert events[-3:] == ["weights restored", "kv_cache restored", "awake"]
+
+
+@pytest.mark.parametrize("failing", ["kv_cache", "the preparation to compute"])
+def test_parts_that_were_restored_are_released_when_another_fails(
+    parts: dict[str, Part], events: list[str], failing: str
+) -> None:
+    last = Part(failing, events)
+    sleep = EngineSleep(parts, last.restore)
+    sleep.sleep(1)
+    del events[:]
+    parts.get(failing, last).failure = MemoryError("no room")
+    with pytest.raises(EngineCallError, match=f"still sleeps, because {failing} could not be restored: MemoryError"):
+        sleep.wake_up(None)
+    assert events[-2:] == ["weights released 1", "kv_cache released 1"]
+    assert sleep.state == SleepState(1, ["weights", "kv_cache"])
+    parts.get(failing, last).failure = None
+    sleep.wake_up(None)
+    assert sleep.state == SleepState()
+
+
+def test_a_part_that_was_awake_before_stays_awake(
+    sleep: EngineSleep, parts: dict[str, Part], events: list[str]
+) -> None:
+    sleep.sleep(1)
+    sleep.wake_up(["weights"])
+    del events[:]
+    parts["kv_cache"].failure = MemoryError()
+    with pytest.raises(EngineCallError):
+        sleep.wake_up(None)
+    assert events == ["kv_cache released 1"]
+    assert sleep.state == SleepState(1, ["kv_cache"])
 
 
 def test_a_cache_without_memory_stays_empty() -> None:
@@ -93,7 +128,7 @@ def test_a_cache_without_memory_stays_empty() -> None:
 
     sleep = EngineSleep({"kv_cache": SleepableCache(layers.clear, allocate)})
     sleep.sleep(1)
-    with pytest.raises(MemoryError):
+    with pytest.raises(EngineCallError):
         sleep.wake_up(None)
     assert layers == []
     assert sleep.is_asleep("kv_cache")

@@ -14,6 +14,7 @@ from ...config.engine_config import EngineConfig
 from ...models.lean.captured import without_graphs
 from ...models.loaded import LoadedModel
 from ...models.loading.preparing import rescale_eight_bit_cache
+from ...models.loading.stored import load_stored
 from ...models.placing.device import return_free_memory
 from ...models.weights.stored_files import save_sharded_state
 from ..adapters.library import AdapterLibrary
@@ -111,6 +112,9 @@ class _ChangingParts:
 
     def load(self, folder: Path) -> torch.nn.Module:
         """Load the network from ``folder``."""
+        stored = load_stored(self._config, folder)
+        if stored is not None:
+            return stored.weights
         # Imported late, as above.
         from ...models.loading.loader import load_weights
 

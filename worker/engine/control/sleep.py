@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import structlog
+
 from ....shared.control.engine import SleepState
+from ....shared.errors import EngineCallError, PenstockError
+
+log = structlog.get_logger(__name__)
 
 
 class Sleepable(Protocol):
     """A part that holds much memory and can release it for a while."""
 
     def release(self, level: int) -> None:
-        """Release the memory. Level 1 stores the contents elsewhere, level 2 drops them. May follow a lower level."""
+        """Release the memory. Level 1 stores the contents elsewhere, level 2 drops them.
+
+        May follow a lower level, or a ``restore`` that failed.
+        """
         ...
 
     def restore(self) -> None:
-        """Restore the memory and its contents. If that raises, the part still sleeps, and the call may be repeated."""
+        """Restore the memory and its contents. If that raises, some of it may be allocated until ``release``."""
         ...
 
 
@@ -32,11 +41,7 @@ class SleepableCache:
         self.free()
 
     def restore(self) -> None:
-        try:
-            self.allocate()
-        except BaseException:
-            self.free()  # since a part of it may have been allocated
-            raise
+        self.allocate()
 
 
 class EngineSleep:
@@ -68,11 +73,38 @@ class EngineSleep:
                 self._levels[tag] = level
 
     def wake_up(self, tags: list[str] | None) -> None:
-        """Wake the parts with these tags, or all for None. Parts that are awake stay as they are."""
-        sleeping = [tag for tag, level in self._levels.items() if level]
-        for tag in sleeping:
-            if tags is None or tag in tags:
-                self._parts[tag].restore()
-                self._levels[tag] = 0
-        if sleeping and not any(self._levels.values()):
-            self._on_awake()
+        """Wake the parts with these tags, or all for None. Parts that are awake stay as they are.
+
+        Raises:
+            EngineCallError: the memory of a part, which the message names, could not be restored. All sleep as before.
+            PenstockError: the same, if a part reports the reason itself, such as a missing file.
+        """
+        former = {tag: level for tag, level in self._levels.items() if level}
+        waking = [tag for tag in former if tags is None or tag in tags]
+        part = ""
+        try:
+            for part in waking:
+                self._parts[part].restore()
+                self._levels[part] = 0
+            part = "the preparation to compute"
+            if former and not any(self._levels.values()):
+                self._on_awake()
+        except Exception as error:
+            _clear_frames(error)
+            for tag in waking:
+                self._parts[tag].release(former[tag])
+                self._levels[tag] = former[tag]
+            log.warning("wake_up_failed", part=part, reason=str(error))
+            if isinstance(error, PenstockError):
+                raise
+            raise EngineCallError(
+                f"the engine still sleeps, because {part} could not be restored: {type(error).__name__}: {error}; "
+                "wake it up again once the cause is removed"
+            ) from error
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Clear the variables of the functions that raised ``error``, because they refer to memory allocated so far."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -196,14 +196,7 @@ class _Weights:
         try:
             self._team.together(RestoreWeights(), self._local.restore, FILES_TIMEOUT_S)
         except RankRefusedError as error:
-            # Release the weights of all ranks, so that the next attempt starts from the same state everywhere.
-            self.release(2)
             raise ModelLoadError(str(error)) from error
-        except RankLostError:
-            raise
-        except Exception:
-            self.release(2)
-            raise
 
 
 class SharedExchange:

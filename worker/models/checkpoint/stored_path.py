@@ -32,16 +32,24 @@ def stored_path(config: EngineConfig, folder: Path) -> Path | None:
 
     Its name depends on the files of the model, and on the options of ``config``. None for an engine that stores
     nothing: on a GPU, on several ranks, with random weights, or with weights in four bits, which are chosen by inputs
-    of all layers before.
+    of all layers before. None also if a file is missing.
     """
     if config.quantization == "int4":
         return None
     if config.device != "cpu" or config.num_ranks > 1 or config.is_grouped or not config.needs_weights:
         return None
     options = {name: getattr(config, name) for name in _OPTIONS}
-    states = [(str(path), state.st_size, state.st_mtime_ns) for path in _files_of(folder) for state in (path.stat(),)]
+    try:
+        states = [(str(path), *_state_of(path)) for path in _files_of(folder)]
+    except FileNotFoundError:
+        return None
     digest = hashlib.sha256(repr((options, states)).encode()).hexdigest()
     return cache_folder() / "decoders" / f"{digest[:24]}.msgpack"
+
+
+def _state_of(path: Path) -> tuple[int, int]:
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns
 
 
 def _files_of(folder: Path) -> list[Path]:

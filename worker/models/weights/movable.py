@@ -5,6 +5,7 @@ Replaced weights stay in memory until they are no longer needed.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,13 +41,15 @@ class ModelWeights:
         return sum(sizes.values())
 
     def release(self, level: int) -> None:
-        if level == 1:
+        if level == 1 and not self._is_discarded:
             # On the CPU nothing moves.
             nn.Module.to(self._module, "cpu")
         else:
             for holder, name, tensor in _weights(self._module):
                 holder[name] = _without_content(tensor)
             self._is_discarded = True
+            # The network that ``restore`` loaded shares these tensors, and is part of reference cycles.
+            gc.collect()
         return_free_memory()
 
     def restore(self) -> None:
