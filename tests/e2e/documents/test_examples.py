@@ -276,7 +276,7 @@ def failure_of(reply: httpx.Response) -> str | None:
 
 
 async def test_the_first_app_streams_and_refuses(servers: Servers, browser: httpx.AsyncClient, client: Client) -> None:
-    """What is refused has a status instead of an answer that breaks off."""
+    """A refused request gets an error instead of the beginning of an answer."""
     ask = f"{servers.addresses['first'][0]}/ask"
     events = await read_whole(browser, ask, params={"question": QUESTION})
     assert events[-1][1]["finish_reason"] in ("stop", "length")

@@ -103,41 +103,22 @@ async def test_batches(sdk: openai.OpenAI, store: BatchStore, client: Client) ->
     lines = [line("good", CHAT, messages=messages), line("bad", CHAT, messages=messages, top_p=7)]
     batch = await called(begin, *lines)
     assert (batch.status, batch.metadata, batch.endpoint) == ("validating", {"night": "1"}, CHAT)
-    await run_batch(client, store, batch.id)
-    batch = await called(sdk.batches.retrieve, batch.id)
+    batch = await run_to_end(sdk, store, client, batch)
     assert (batch.status, batch.errors, batch.model) == ("completed", None, "demo")
     assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (2, 1, 1)
     assert batch.usage.total_tokens == batch.usage.input_tokens + batch.usage.output_tokens > 0
-    output = json.loads((await called(sdk.files.content, batch.output_file_id)).text)
+    output = await row_of(sdk, batch.output_file_id)
     answer = ChatCompletion.model_validate(output["response"]["body"])
     assert (output["custom_id"], output["response"]["status_code"], output["error"]) == ("good", 200, None)
     assert answer.choices[0].message.content == " six."
-    errors = json.loads((await called(sdk.files.content, batch.error_file_id)).text)
+    errors = await row_of(sdk, batch.error_file_id)
     assert (errors["custom_id"], errors["response"]["status_code"]) == ("bad", 400)
     assert errors["response"]["body"]["error"]["param"] == "top_p"
 
-    row = line("response", RESPONSES, input="four plus two is")
-    file = await called(lambda: sdk.files.create(file=row.encode(), purpose="batch"))
-    responses = await called(begin_with, sdk, file.id, {"endpoint": RESPONSES})
-    await run_batch(client, store, responses.id)
-    responses = await called(sdk.batches.retrieve, responses.id)
-    output = json.loads((await called(sdk.files.content, responses.output_file_id)).text)
-    assert Response.model_validate(output["response"]["body"]).output_text == " six."
+    responses_id = await check_responses(sdk, store, client)
+    messages_id = await check_messages(sdk, store, client)
 
-    body: dict[str, Any] = {"max_tokens": 20, "messages": [{"role": "user", "content": "four plus two is"}]}
-    rows = line("good", MESSAGES, **body) + line("bad", MESSAGES, **body | {"top_p": 3})
-    file = await called(lambda: sdk.files.create(file=rows.encode(), purpose="batch"))
-    messages = await called(begin_with, sdk, file.id, {"endpoint": MESSAGES})
-    await run_batch(client, store, messages.id)
-    messages = await called(sdk.batches.retrieve, messages.id)
-    output = json.loads((await called(sdk.files.content, messages.output_file_id)).text)
-    assert Message.model_validate(output["response"]["body"]).content[0].to_dict()["text"] == " six."
-    errors = json.loads((await called(sdk.files.content, messages.error_file_id)).text)
-    assert errors["response"]["body"]["error"]["type"] == "invalid_request_error"
-
-    refused = await called(begin, "{\n", line("a", COMPLETIONS, prompt="hi"))
-    await run_batch(client, store, refused.id)
-    refused = await called(sdk.batches.retrieve, refused.id)
+    refused = await run_to_end(sdk, store, client, await called(begin, "{\n", line("a", COMPLETIONS, prompt="hi")))
     assert refused.status == "failed"
     assert [(error.line, error.code) for error in refused.errors.data] == [
         (1, "invalid_json_line"),
@@ -146,18 +127,53 @@ async def test_batches(sdk: openai.OpenAI, store: BatchStore, client: Client) ->
 
     cancelled = await called(begin, lines[0])
     assert (await called(sdk.batches.cancel, cancelled.id)).status == "cancelling"
-    await run_batch(client, store, cancelled.id)
-    cancelled = await called(sdk.batches.retrieve, cancelled.id)
+    cancelled = await run_to_end(sdk, store, client, cancelled)
     assert (cancelled.status, cancelled.request_counts.failed) == ("cancelled", 1)
     with pytest.raises(openai.ConflictError, match="has ended"):
         await called(sdk.batches.cancel, cancelled.id)
     ids = await called(lambda: [one.id for one in sdk.batches.list(limit=2)])
-    assert ids[:5] == [cancelled.id, refused.id, messages.id, responses.id, batch.id]
+    assert ids[:5] == [cancelled.id, refused.id, messages_id, responses_id, batch.id]
     for wrong in ({"endpoint": "/v1/moderations"}, {"completion_window": "1h"}, {"extra_body": {"priority": 1}}):
         with pytest.raises(openai.BadRequestError):
             await called(begin_with, sdk, batch.input_file_id, wrong)
     with pytest.raises(openai.NotFoundError):
         await called(sdk.batches.retrieve, "batch_0")
+
+
+async def check_responses(sdk: openai.OpenAI, store: BatchStore, client: Client) -> str:
+    """Run a batch of responses, and return its id."""
+    batch = await run_rows(sdk, store, client, RESPONSES, line("response", RESPONSES, input="four plus two is"))
+    output = await row_of(sdk, batch.output_file_id)
+    assert Response.model_validate(output["response"]["body"]).output_text == " six."
+    return batch.id
+
+
+async def check_messages(sdk: openai.OpenAI, store: BatchStore, client: Client) -> str:
+    """Run a batch of messages, and return its id."""
+    body: dict[str, Any] = {"max_tokens": 20, "messages": [{"role": "user", "content": "four plus two is"}]}
+    rows = line("good", MESSAGES, **body) + line("bad", MESSAGES, **body | {"top_p": 3})
+    batch = await run_rows(sdk, store, client, MESSAGES, rows)
+    output = await row_of(sdk, batch.output_file_id)
+    assert Message.model_validate(output["response"]["body"]).content[0].to_dict()["text"] == " six."
+    errors = await row_of(sdk, batch.error_file_id)
+    assert errors["response"]["body"]["error"]["type"] == "invalid_request_error"
+    return batch.id
+
+
+async def run_rows(sdk: openai.OpenAI, store: BatchStore, client: Client, endpoint: str, rows: str) -> Any:
+    file = await called(lambda: sdk.files.create(file=rows.encode(), purpose="batch"))
+    return await run_to_end(sdk, store, client, await called(begin_with, sdk, file.id, {"endpoint": endpoint}))
+
+
+async def run_to_end(sdk: openai.OpenAI, store: BatchStore, client: Client, batch: Any) -> Any:
+    """Run a batch, and return its final state."""
+    await run_batch(client, store, batch.id)
+    return await called(sdk.batches.retrieve, batch.id)
+
+
+async def row_of(sdk: openai.OpenAI, file_id: str) -> Any:
+    """Return the only row of a file of results."""
+    return json.loads((await called(sdk.files.content, file_id)).text)
 
 
 def begin_with(sdk: openai.OpenAI, file_id: str, changed: dict[str, Any]) -> Any:

@@ -61,6 +61,11 @@ async def answer_of(http: httpx.AsyncClient, path: str, key: dict[str, str], **f
     return reply.json()
 
 
+async def event_of(lines: AsyncIterator[str]) -> Any:
+    """Return the data of the next event of a stream."""
+    return json.loads((await anext(line async for line in lines if line.startswith("data: "))).removeprefix("data: "))
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_one_generation_answers_calls_at_two_gateways(
     here: httpx.AsyncClient, there: httpx.AsyncClient, key: dict[str, str], path: str
@@ -95,16 +100,14 @@ async def test_a_stream_of_a_killed_gateway_is_joined_at_another(
     gate.hold_at(3)
     body = BODIES[CHAT] | {"n": 1, "temperature": 0}
     async with there.stream("POST", CHAT, json=body | {"stream": True}, headers=key) as reply:
-        lines = reply.aiter_lines()
-        begun = json.loads((await anext(line async for line in lines if line.startswith("data: ")))[6:])
+        begun = await event_of(reply.aiter_lines())
         await asyncio.to_thread(other_gateway.kill)
     joining = asyncio.create_task(here.post(CHAT, json=body, headers=key))
     async with here.stream("POST", CHAT, json=body | {"stream": True}, headers=key) as reply:
         lines = reply.aiter_lines()
-        first = await anext(line async for line in lines if line.startswith("data: "))
+        first = await event_of(lines)
         gate.open()
-        events = [first, *[line async for line in lines if line.startswith("data: {")]]
-    chunks = [json.loads(event[6:]) for event in events]
+        chunks = [first, *[json.loads(line[6:]) async for line in lines if line.startswith("data: {")]]
     assert {chunk["id"] for chunk in chunks} == {begun["id"]}
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == COUNTED
     whole = (await joining).json()
@@ -121,8 +124,7 @@ async def test_a_response_of_a_killed_gateway_is_joined_at_another(
     gate.hold_at(3)
     body = BODIES[RESPONSES] | {"temperature": 0}
     async with there.stream("POST", RESPONSES, json=body | {"stream": True}, headers=key) as reply:
-        lines = reply.aiter_lines()
-        begun = json.loads((await anext(line async for line in lines if line.startswith("data: ")))[6:])["response"]
+        begun = (await event_of(reply.aiter_lines()))["response"]
         await asyncio.to_thread(other_gateway.kill)
     joining = asyncio.create_task(here.post(RESPONSES, json=body, headers=key))
     gate.open()
@@ -146,8 +148,7 @@ async def test_a_cancelled_generation_is_started_again(
     gate.hold_at(3)
     body = BODIES[CHAT] | {"n": 1, "temperature": 0}
     async with here.stream("POST", CHAT, json=body | {"stream": True}, headers=key) as reply:
-        lines = reply.aiter_lines()
-        begun = json.loads((await anext(line async for line in lines if line.startswith("data: ")))[6:])
+        begun = await event_of(reply.aiter_lines())
         await client.cancel(begun["id"], model="demo")
         gate.open()
     again = await here.post(CHAT, json=body, headers=key)
