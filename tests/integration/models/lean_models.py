@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -312,6 +312,13 @@ def run_and_commit(forward: Forward, step: ModelInput) -> Tensor:
     logits = forward.run(step)
     forward.commit()
     return logits
+
+
+def poison(caches: Iterable[Tensor]) -> None:
+    """Fill caches so that each slot reads as NaN."""
+    for cache in caches:
+        # All bits of a scale make it NaN.
+        cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))
 
 
 def in_groups(step: ModelInput, layout: PageLayout, null_block: int) -> ModelInput:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from penstock.kernels import native
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.models.lean.forward import LeanForward
@@ -18,7 +16,6 @@ from penstock.worker.models.placing.packed_linear import OwnPackedLinear, pack_l
 from penstock.worker.processes.progress import Phase, ProgressWriter
 
 from ...conftest import DEMO_MODEL
-from ...native_library import native_as_before
 from .lean_models import (
     ALL_EXPERTS,
     BLOCK_SIZE,
@@ -30,14 +27,9 @@ from .lean_models import (
     steps,
 )
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 PROMPTS = [torch.randint(0, 97, (60,), generator=torch.Generator().manual_seed(seed)).tolist() for seed in range(8)]
-
-
-@pytest.fixture(autouse=True)
-def compiled() -> Iterator[None]:
-    with native_as_before():
-        native.load()
-        yield
 
 
 def logits_of(lean: LeanForward) -> torch.Tensor:

@@ -34,7 +34,7 @@ from penstock.worker.models.lean.captured import (
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.loading.preparing import prepare, use_eight_bit_cache
 
-from .lean_models import SETTINGS, in_groups, make_model, make_step
+from .lean_models import SETTINGS, in_groups, make_model, make_step, poison
 
 pytestmark = pytest.mark.usefixtures("interpreted_kernels")
 
@@ -134,9 +134,7 @@ def allocate(
 ) -> None:
     """Caches in which what no token was stored in is NaN."""
     forward.allocate(num_blocks, BLOCK_SIZE, num_slots, device)
-    for cache in forward.caches:
-        # All bits of a scale make it NaN.
-        cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))
+    poison(forward.caches)
 
 
 def steps(device: torch.device, works: Sequence[Sequence[tuple[int, int]]] = SHORT) -> list[ModelInput]:
@@ -193,9 +191,7 @@ def test_each_group_of_layers_has_its_table_in_the_buffers(device: torch.device,
     null_block = NUM_BLOCKS * len(layout.windows)
     allocate(lean, device, 2)
     forward.allocate_pages(layout, null_block + 1, BLOCK_SIZE, 2, device)
-    for cache in forward.caches:
-        # All bits of a scale make it NaN.
-        cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))
+    poison(forward.caches)
     works = (((0, 9), (1, 2)), ((0, 1), (1, 1)), ((0, 1),))
     grouped = [in_groups(step, layout, null_block) for step in steps(device, works)]
     assert_equal([forward.run(step) for step in grouped], run(lean, device, works))
@@ -260,9 +256,7 @@ def test_weights_that_have_moved_are_captured_anew(device: torch.device, recordi
         parameter.data = data.clone()
         data.fill_(float("nan"))
     num_captured = recording.num_captured
-    for cache in forward.caches:
-        # All bits of a scale make it NaN.
-        cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))
+    poison(forward.caches)
     assert_equal(run(forward, device), expected)
     assert recording.num_captured == 2 * num_captured
 

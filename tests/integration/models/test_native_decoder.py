@@ -35,6 +35,7 @@ from .lean_models import (
     VARIANTS,
     logits_of,
     make_model,
+    poison,
     steps,
 )
 
@@ -138,12 +139,6 @@ def test_a_block_of_an_odd_number_of_tokens_goes_the_longer_way() -> None:
         NativeForward(lean).allocate(4, 5, 1, torch.device("cpu"))
 
 
-def poison(forward: NativeForward) -> None:
-    for cache in forward.caches:
-        # All bits of a scale make it NaN.
-        cache.fill_(-1 if cache.dtype == torch.int8 else float("nan"))
-
-
 @pytest.mark.parametrize("variant", ["llama", "mistral, with a window", "gemma4"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [4, 6, 16, 48])
@@ -156,7 +151,7 @@ def test_unwritten_cache_slots_never_affect_results(
     expected = logits_of(forward, block_size)
     assert all(map(torch.equal, expected, logits_of(forward, 8))), "the size of blocks shows in the bits"
     forward.allocate(NUM_BLOCKS, block_size, 3, torch.device("cpu"))
-    poison(forward)
+    poison(forward.caches)
     for step, before in zip(steps(block_size), expected, strict=True):
         assert torch.equal(forward.run(step), before)
 
@@ -228,7 +223,7 @@ def test_bidirectional_image_tokens_match_the_general_forward(variant: str) -> N
     ):
         forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
         if isinstance(forward, NativeForward):
-            poison(forward)
+            poison(forward.caches)
         found.append([forward.run(with_ends(step)) for step in steps()])
     for packed, compiled, lean, plain in zip(*found, logits_of(native_forward(variant, torch.float32)), strict=True):
         torch.testing.assert_close(compiled, packed.float(), rtol=1e-4, atol=1e-4)
