@@ -9,6 +9,10 @@ from penstock.producer.inputs.options import RequestOptions
 from penstock.producer.openai import endpoints
 from penstock.producer.openai.parsers import Parsers
 from penstock.producer.openai.prepared import Prepared
+from penstock.producer.openai.responses.body import ResponseBody, check_body
+from penstock.producer.openai.responses.items import read_items
+from penstock.producer.openai.responses.prepared import PreparedResponse, prepare_response
+from penstock.producer.openai.responses.response_store import StoredResponse
 
 
 def prepare(path: str, body: bytes | Mapping[str, Any], parsers: Parsers | None = None) -> Prepared:
@@ -16,6 +20,14 @@ def prepare(path: str, body: bytes | Mapping[str, Any], parsers: Parsers | None 
     prepared = endpoints.prepare(path, body, parsers)
     assert isinstance(prepared, Prepared)
     return prepared
+
+
+def prepare_to_store(body: Mapping[str, Any]) -> PreparedResponse:
+    """Return the request of a response, with the record that is stored of it."""
+    decoded: ResponseBody = endpoints.decode(endpoints.RESPONSES, body).body
+    check_body(decoded)
+    items = read_items(decoded.input, "resp_ab")
+    return prepare_response(StoredResponse(id="resp_ab", created_at=1, model="demo", body=decoded, items=items))
 
 
 def template_kwargs(options: RequestOptions) -> Mapping[str, Any]:

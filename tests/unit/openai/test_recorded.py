@@ -14,12 +14,8 @@ import pytest
 
 from penstock.producer.openai.endpoints import RESPONSES, decode
 from penstock.producer.openai.prepared import Prepared
-from penstock.producer.openai.responses.body import ResponseBody, check_body
-from penstock.producer.openai.responses.items import read_items
-from penstock.producer.openai.responses.prepared import prepare_response
-from penstock.producer.openai.responses.response_store import StoredResponse
 
-from .generating import prepare
+from .generating import prepare, prepare_to_store
 
 FOLDER = Path(__file__).parent / "recorded"
 ASSISTANT, TOOL, USER = "assistant", "tool", "user"
@@ -31,12 +27,7 @@ def recorded(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def prepared_of(path: str, body: dict[str, Any]) -> Prepared:
-    if path != RESPONSES:
-        return prepare(path, body)
-    decoded: ResponseBody = decode(path, body).body
-    check_body(decoded)
-    items = read_items(decoded.input, "resp_ab")
-    return prepare_response(StoredResponse(id="resp_ab", created_at=1, model="demo", body=decoded, items=items)).chat
+    return prepare_to_store(body).chat if path == RESPONSES else prepare(path, body)
 
 
 @pytest.mark.parametrize(

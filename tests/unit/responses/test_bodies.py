@@ -10,11 +10,9 @@ import pytest
 from openai.types.responses import Response as OpenAIResponse
 
 from penstock.producer.openai.answers.common import new_id
-from penstock.producer.openai.endpoints import RESPONSES, decode
+from penstock.producer.openai.endpoints import RESPONSES
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.openai.parsers import Parsers
-from penstock.producer.openai.responses.body import check_body
-from penstock.producer.openai.responses.items import read_items
 from penstock.producer.openai.responses.prepared import (
     PreparedResponse,
     new_response,
@@ -25,7 +23,7 @@ from penstock.producer.results import CompletionOutput, RequestOutput
 from penstock.shared.messages.outcome import FinishReason, Usage
 
 from ..openai.generating import prepare as prepare_at
-from ..openai.generating import template_kwargs
+from ..openai.generating import prepare_to_store, template_kwargs
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
@@ -33,10 +31,7 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "sunny"}
 
 
 def prepare(**fields: Any) -> PreparedResponse:
-    body = decode(RESPONSES, {"model": "demo", "input": "hi"} | fields).body
-    check_body(body)
-    items = read_items(body.input, "resp_ab")
-    return prepare_response(StoredResponse(id="resp_ab", created_at=1, model="demo", body=body, items=items))
+    return prepare_to_store({"model": "demo", "input": "hi"} | fields)
 
 
 def text(kind: str, content: str) -> dict[str, Any]:
