@@ -30,7 +30,7 @@ answers: dict[str, str] = {}
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Client]]:
-    async with Client.connect(os.environ.get("PENSTOCK_REDIS_URL")) as client:
+    async with Client.connect() as client:
         yield {"client": client}  # becomes request.state.client
 
 
