@@ -209,6 +209,6 @@ def test_an_answer_can_be_sent_back(answer: dict[str, Any]) -> None:
     messages: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", **answer}]
     if answer.get("tool_calls"):
         messages.append({"role": "tool", "tool_call_id": "c", "content": None})
-    sent: Any = prepare(CHAT, chat(messages=messages)).prompts[0]
-    assert [message["content"] for message in sent[1:]] == ([None, ""] if answer.get("tool_calls") else [""])
-    assert sent[1].get("reasoning") == answer.get("reasoning")
+    prompt: Any = prepare(CHAT, chat(messages=messages)).prompts[0]
+    assert [message["content"] for message in prompt[1:]] == ([None, ""] if answer.get("tool_calls") else [""])
+    assert prompt[1].get("reasoning") == answer.get("reasoning")
