@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from operator import attrgetter
 from pathlib import Path
 
 from ....shared.connection import CommandConnection
 from ....shared.deployment.presence import read_heartbeats
+from ....shared.deployment.records import EngineHeartbeat
 from ....shared.keys import Keys
 from ...local.server import LocalGateway
 from ...local.stack import LocalStack
@@ -65,43 +67,59 @@ class Deployment:
         """Address of the gateway, with /v1."""
         return self.gateway.base_url
 
-    @contextmanager
-    def killing_an_engine(self) -> Iterator[None]:
-        """Kill the engine that gives the first answer within the block, after its first tokens.
+    def killing_an_engine(self) -> AbstractContextManager[None]:
+        """Kill the core of an engine; see the function of the same name."""
+        return killing_an_engine(self._servers, self._stack)
 
-        Raises:
-            RuntimeError: no answer was started within the block.
-        """
-        for server in self._servers:
-            server.is_held.clear()
-            server.hold.set()
-        stop, killed = threading.Event(), threading.Event()
-        killer = threading.Thread(target=self._kill_held, args=(stop, killed), daemon=True)
-        killer.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            killer.join()
-            for server in self._servers:
-                server.hold.clear()
-        if not killed.is_set():
-            raise RuntimeError("no engine was killed: the program started no answer of several tokens")
 
-    def _kill_held(self, stop: threading.Event, killed: threading.Event) -> None:
+@contextmanager
+def killing_an_engine(
+    servers: Sequence[ScriptedServer],
+    stack: LocalStack,
+    pid_of: Callable[[EngineHeartbeat], int] = attrgetter("core_pid"),
+) -> Iterator[None]:
+    """Kill the engine that gives the first answer within the block, after its first tokens.
+
+    Args:
+        servers: one for each worker of ``stack``.
+        pid_of: returns the id of the process to kill.
+
+    Raises:
+        RuntimeError: no answer was started within the block.
+    """
+    for server in servers:
+        server.is_held.clear()
+        server.hold.set()
+    stop, killed = threading.Event(), threading.Event()
+
+    def kill_holder() -> None:
         while not stop.wait(0.02):
-            for server, worker in zip(self._servers, self._stack.workers, strict=True):
+            for server, worker in zip(servers, stack.workers, strict=True):
                 if server.is_held.is_set():
-                    for other in self._servers:
+                    for other in servers:
                         other.hold.clear()
-                    os.kill(asyncio.run(self._core_pid(worker.pid)), signal.SIGKILL)
+                    heartbeat = asyncio.run(_heartbeat_of(stack.url, worker.pid))
+                    os.kill(pid_of(heartbeat), signal.SIGKILL)
                     killed.set()
                     return
 
-    async def _core_pid(self, supervisor_pid: int) -> int:
-        commands = CommandConnection(self._stack.url)
-        try:
-            heartbeats = await read_heartbeats(commands.execute, Keys())
-        finally:
-            await commands.close()
-        return next(engine.core_pid for engine in heartbeats if engine.supervisor_pid == supervisor_pid)
+    killer = threading.Thread(target=kill_holder, daemon=True)
+    killer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        killer.join()
+        for server in servers:
+            server.hold.clear()
+    if not killed.is_set():
+        raise RuntimeError("no engine was killed: the program started no answer of several tokens")
+
+
+async def _heartbeat_of(url: str, supervisor_pid: int) -> EngineHeartbeat:
+    commands = CommandConnection(url)
+    try:
+        heartbeats = await read_heartbeats(commands.execute, Keys())
+    finally:
+        await commands.close()
+    return next(heartbeat for heartbeat in heartbeats if heartbeat.supervisor_pid == supervisor_pid)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,10 @@ import pytest
 
 from penstock.ops.lab.clients import model_folder
 from penstock.ops.lab.clients.answers import ANSWER, scripted_answer
+from penstock.ops.lab.clients.deployment import killing_an_engine
 from penstock.ops.lab.clients.scripted_server import ScriptedServer
 from penstock.ops.local.server import LocalGateway
 from penstock.ops.local.stack import LocalStack
-
-from ..following import beats
 
 RECORDED = Path(__file__).parents[2] / "unit" / "anthropic" / "recorded"
 # As Qwen 3.5: a system message must be the first.
@@ -82,29 +78,12 @@ def test_recorded_turns_keep_their_prefix_under_a_template_that_refuses_later_sy
 
 
 def test_an_engine_killed_within_a_streamed_answer_is_not_visible(engines: Engines, claude: Any) -> None:
-    for server in engines.servers:
-        server.is_held.clear()
-        server.hold.set()
-    killer = threading.Thread(target=kill_holder, args=(engines,))
-    killer.start()
-    try:
-        messages = [{"role": "user", "content": "How much is four plus two?"}]
-        with claude.messages.stream(model="demo", max_tokens=200, messages=messages) as stream:
-            text = "".join(stream.text_stream)
-            whole = stream.get_final_message()
-    finally:
-        killer.join()
+    messages = [{"role": "user", "content": "How much is four plus two?"}]
+    with (
+        killing_an_engine(engines.servers, engines.stack, attrgetter("worker_pid")),
+        claude.messages.stream(model="demo", max_tokens=200, messages=messages) as stream,
+    ):
+        text = "".join(stream.text_stream)
+        whole = stream.get_final_message()
     assert text == whole.content[0].text == ANSWER
     assert whole.stop_reason == "end_turn"
-
-
-def kill_holder(engines: Engines) -> None:
-    """Kill the worker whose engine has stopped in the middle of its answer."""
-    while True:
-        for server, worker in zip(engines.servers, engines.stack.workers, strict=True):
-            if server.is_held.wait(0.02):
-                for other in engines.servers:
-                    other.hold.clear()
-                heartbeats = asyncio.run(beats(engines.stack.url)).values()
-                os.kill(next(b.worker_pid for b in heartbeats if b.supervisor_pid == worker.pid), signal.SIGKILL)
-                return
