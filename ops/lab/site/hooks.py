@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -70,7 +71,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     boost = BOOST.get(page.file.src_uri.partition("/")[0])
     if boost is not None:
         page.meta["search"] = {"boost": boost}
-    return show_pipes(Links(ROOT, files, dict(examples())).rewrite(markdown, page.file))
+    return show_pipes(_links(files).rewrite(markdown, page.file))
+
+
+@lru_cache(maxsize=1)
+def _links(files: Files) -> Links:
+    return Links(ROOT, files, dict(examples()))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
