@@ -30,5 +30,5 @@ LANGCHAIN_ANTHROPIC = Program(
     "langchain-anthropic",
     ["langchain-anthropic"],
     "pip",
-    [scripted(label, "langchain_on_anthropic.py", _FUNCTIONS[label]) for label in _COMMON],
+    [scripted(label, "langchain_on_anthropic.py", label) for label in _COMMON],
 )

@@ -6,13 +6,12 @@ import os
 import sys
 from typing import Any
 
-from langchain_core.messages import HumanMessage, ToolMessage
+import langchain_common
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
 OPTIONS: Any = {"base_url": os.environ["BASE_URL"], "api_key": "any", "max_retries": 0}
 ai: Any = ChatOpenAI(model=os.environ["MODEL"], stream_usage=True, **OPTIONS)
-QUESTION = "How much is four plus two?"
 
 
 class City(BaseModel):
@@ -21,33 +20,16 @@ class City(BaseModel):
     city: str
 
 
-def get_weather(city: str) -> str:
-    """Current weather."""
-    return f"sunny in {city}"
-
-
 def chat() -> None:
-    answer = ai.invoke(QUESTION)
-    assert answer.text.startswith("Four plus two"), answer
-    assert answer.usage_metadata["total_tokens"] > 0
+    langchain_common.chat(ai)
 
 
 def stream() -> None:
-    chunks = list(ai.stream(QUESTION))
-    text = "".join(chunk.text for chunk in chunks)
-    assert text.startswith("Four plus two"), text
-    assert any(chunk.usage_metadata for chunk in chunks)
+    assert any(chunk.usage_metadata for chunk in langchain_common.stream(ai))
 
 
 def tools() -> None:
-    with_tools = ai.bind_tools([get_weather])
-    messages: list[Any] = [HumanMessage("Weather in Bonn?")]
-    answer = with_tools.invoke(messages)
-    (call,) = answer.tool_calls
-    assert (call["name"], call["args"]) == ("get_weather", {"city": "Bonn"})
-    messages += [answer, ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"])]
-    last = with_tools.invoke(messages)
-    assert last.text.startswith("The work is done"), last
+    langchain_common.tools(ai)
 
 
 def structured() -> None:
@@ -63,7 +45,7 @@ def structured_by_tool() -> None:
 def responses() -> None:
     global ai
     ai = ChatOpenAI(model=os.environ["MODEL"], use_responses_api=True, **OPTIONS)
-    assert ai.invoke(QUESTION).text.startswith("Four plus two")
+    assert ai.invoke(langchain_common.QUESTION).text.startswith("Four plus two")
     tools()
 
 
