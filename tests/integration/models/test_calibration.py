@@ -87,9 +87,10 @@ class CountedProgress(ProgressWriter):
         super().enter(phase)
 
 
-def test_a_starting_core_reports_each_packed_layer() -> None:
+@pytest.mark.parametrize("runner", ["generate", "pooling"])
+def test_a_starting_core_reports_each_packed_layer(runner: str) -> None:
     plain, packed = CountedProgress(), CountedProgress()
     for progress, quantization in ((plain, None), (packed, "int4")):
-        config = EngineConfig(model=str(DEMO_MODEL), quantization=quantization, kv_cache_memory=1 << 24)
+        config = EngineConfig(model=str(DEMO_MODEL), runner=runner, quantization=quantization, kv_cache_memory=1 << 24)
         build_engine(config, Path(DEMO_MODEL), progress)
     assert packed.num_starts > plain.num_starts + 4

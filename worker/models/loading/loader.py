@@ -126,7 +126,7 @@ def load_model(
         "num_experts": 0 if expert_ranks is None else share_and_check(read.module, expert_ranks, architecture),
     }
     if pools(folder, model_config, config.runner):
-        return _load_pooling(read.module, folder, config, longest, common)
+        return _load_pooling(read.module, folder, config, longest, common, report)
     return _load_generating(read, folder, config, longest, groups, common, report)
 
 
@@ -168,7 +168,12 @@ def _load_generating(
 
 
 def _load_pooling(
-    module: PreTrainedModel, folder: Path, config: EngineConfig, longest: int, common: dict[str, Any]
+    module: PreTrainedModel,
+    folder: Path,
+    config: EngineConfig,
+    longest: int,
+    common: dict[str, Any],
+    report: Callable[[], None],
 ) -> LoadedModel:
     """Load a model that pools, as ``load_model``."""
     architecture, vocab_size, settings = common["architecture"], common["vocab_size"], PoolingFolder.read(folder)
@@ -185,7 +190,7 @@ def _load_pooling(
             backend = check_backend(forward.attention_backend, requested, architecture)
         else:
             causal = as_decoder(module, architecture)
-            forward, _ = _choose_forward(causal, architecture, vocab_size, longest, config, folder)
+            forward, _ = _choose_forward(causal, architecture, vocab_size, longest, config, folder, report=report)
             backend = _attention_backend(forward, config, architecture)
     return LoadedModel(
         forward=forward,
