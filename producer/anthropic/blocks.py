@@ -105,6 +105,8 @@ def chat_messages(system: str | Sequence[Block] | None, messages: Sequence[Input
             chat.append_message(field, _reply(blocks, field))
         else:
             _add_of_user(chat, blocks, field)
+    if not chat.messages:
+        raise bad_field("messages", "messages must hold a message that is not empty")
     if chat.messages[-1].role == "assistant":
         raise bad_field(
             "messages",

@@ -260,6 +260,7 @@ def test_deferred_tools_are_offered_once_the_conversation_refers_to_them() -> No
     ("messages", "fields", "message"),
     [
         ([], {"messages": []}, "messages must hold at least one message"),
+        ([{"role": "system", "content": []}], {"system": []}, "messages must hold a message that is not empty"),
         ([user("a"), assistant("b")], {}, "messages must not end with a message of the assistant: its answer cannot"),
         ([{"role": "tool", "content": ""}], {}, "messages[0].role: invalid enum value 'tool'"),
         (
