@@ -111,6 +111,10 @@ class Contents:
             raise
         return Received(num_bytes, digest.hexdigest())
 
+    async def rename(self, old_id: str, file_id: str) -> None:
+        """Give the contents of a file another id. They replace contents that have it already."""
+        await asyncio.to_thread(_rename, self.path(old_id), self.path(file_id))
+
     async def read(self, file_id: str, num_bytes: int) -> AsyncIterator[bytes]:
         """Iterate over the contents of a file.
 
@@ -182,7 +186,11 @@ def put_in_place(file: BinaryIO, path: Path) -> None:
     file.flush()
     os.fsync(file.fileno())
     file.close()
-    os.rename(file.name, path)
+    _rename(Path(file.name), path)
+
+
+def _rename(old: Path, path: Path) -> None:
+    os.rename(old, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -117,14 +117,20 @@ class Files:
         tenant: str = "default",
         purpose: str = "batch",
         expires_after_s: int | None = None,
+        file_id: str | None = None,
     ) -> FileObject:
         """Create a file from received contents.
+
+        Args:
+            file_id: idempotency key; a file with this id, which has the same contents, is returned unchanged.
 
         Raises:
             ValidationError: a field is invalid.
         """
         check_upload(purpose, filename, expires_after_s)
         check_name("tenant", tenant)
+        if file_id is not None:
+            upload = await self._renamed(upload, file_id)
         now = await self.time_s()
         file = FileObject(
             id=upload.file_id,
@@ -136,8 +142,8 @@ class Files:
         )
         record = FileRecord(file=file, tenant=tenant, sha256=upload.sha256)
         keys = [self._keys.file(file.id), self._keys.files(tenant), self._keys.garbage]
-        await self._connection.run_script(SCRIPTS["put_file"], keys, file_args(record, now))
-        return file
+        reply = await self._connection.run_script(SCRIPTS["put_file"], keys, file_args(record, now))
+        return _record_decoder.decode(reply).file
 
     async def discard(self, upload: Upload) -> None:
         """Delete contents that will not become a file."""
@@ -146,7 +152,8 @@ class Files:
     async def reserve(self, file_id: str) -> None:
         """Register contents before they are written, so that they are cleared if they never become a file."""
         clear_ms = int((await self.time_s() + UPLOAD_TTL_S) * 1000)
-        await self._connection.execute("ZADD", self._keys.garbage, clear_ms, file_id)
+        # GT, because a file of this id may exist, whose contents are cleared later.
+        await self._connection.execute("ZADD", self._keys.garbage, "GT", clear_ms, file_id)
 
     async def record(self, file_id: str, *, tenant: str = "default") -> FileRecord:
         """Return the record of a file.
@@ -256,6 +263,12 @@ class Files:
         """Return the Unix time of Redis, which all hosts share."""
         seconds, microseconds = await self._connection.execute("TIME")
         return int(seconds) + int(microseconds) / 1e6
+
+    async def _renamed(self, upload: Upload, file_id: str) -> Upload:
+        await self.reserve(file_id)
+        await self.contents.rename(upload.file_id, file_id)
+        await self._clear(upload.file_id)
+        return msgspec.structs.replace(upload, file_id=file_id)
 
     async def _clear(self, item_id: str) -> None:
         await self.contents.clear(item_id)

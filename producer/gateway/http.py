@@ -24,16 +24,18 @@ from ..io_processors import IOProcessors
 from ..openai.errors import OpenAIError, cancelled, error_of
 from ..openai.parsers import ModelParsers
 from ..openai.responses.service import Responses
+from ..openai.unknown_fields import decode_known
 from .auth import Authenticator
 from .images import ImageFetcher
 from .metrics import Family, Metrics
-from .reservations import IdempotencyKeys
+from .reservations import HEADER, IdempotencyKeys, digest_of
 from .settings import GatewaySettings
 
 JSON = "application/json"
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _encoder = msgspec.json.Encoder()
 T = TypeVar("T")
+B = TypeVar("B", bound=msgspec.Struct)
 log = get_logger(__name__)
 
 
@@ -114,6 +116,21 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
             raise _too_large(max_bytes)
         parts.append(part)
     return b"".join(parts)
+
+
+async def read_struct(request: Request, body_type: type[B]) -> B:
+    """Return the JSON body of a request as a struct. Note its ignored fields, and its digest if the request has a key.
+
+    Raises:
+        OpenAIError: as ``read_body``.
+        msgspec.MsgspecError: it is not JSON, or does not have the required form.
+    """
+    settings, state = gateway_of(request).settings, request.state
+    data = await read_body(request, settings.max_body_bytes)
+    body, state.ignored = decode_known(data, body_type, strict=settings.strict_fields)
+    if HEADER in request.headers:
+        state.body_digest = digest_of(state.route, msgspec.json.encode(body, order="deterministic").decode())
+    return body
 
 
 def trace_headers(headers: Headers) -> dict[str, str]:

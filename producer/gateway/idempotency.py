@@ -8,7 +8,6 @@ not part of the body, because a client that lost a stream may ask for the whole 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -40,32 +39,42 @@ def key_of(request: Request) -> str | None:
     return key
 
 
-def digest_of(path: str, content: str) -> str:
-    """Return the digest of a path and the content of a body."""
-    return hashlib.sha256(f"{path}\n{content}".encode()).hexdigest()
-
-
 async def reserved(
     request: Request, ids_of: Callable[[Reservation], Sequence[str]], model: Callable[[], Awaitable[str]]
 ) -> Reservation | None:
     """Return the reservation for an HTTP request; None if it has no key.
 
     Args:
-        request: its state has ``body_digest``, the digest of path and body, if it has a key.
+        request: see ``reserve``.
         ids_of: returns the ids of the requests of a reservation.
         model: returns the name of their model.
 
     Raises:
         OpenAIError: 400, the key is invalid; 409, it was used for another body.
     """
-    key = key_of(request)
-    if key is None:
+    entry = await reserve(request)
+    if entry is None:
         return None
+    (reservation, is_new), key = entry, request.headers[HEADER]
     gateway, tenant = gateway_of(request), request.state.identity.tenant
-    reservation, is_new = await gateway.idempotency.reserve(tenant, key, request.state.body_digest)
     while not is_new and await _ended_without_answer(gateway.client, ids_of(reservation), await model()):
         reservation = await gateway.idempotency.replace(tenant, key, reservation)
     return reservation
+
+
+async def reserve(request: Request) -> tuple[Reservation, bool] | None:
+    """Return the reservation for an HTTP request, and whether it is new; None if the request has no key.
+
+    Args:
+        request: its state has ``body_digest``, the digest of path and body, if it has a key.
+
+    Raises:
+        OpenAIError: as ``reserved``.
+    """
+    key = key_of(request)
+    if key is None:
+        return None
+    return await gateway_of(request).idempotency.reserve(request.state.identity.tenant, key, request.state.body_digest)
 
 
 async def _ended_without_answer(client: Client, request_ids: Sequence[str], model: str) -> bool:

@@ -38,6 +38,11 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, seed=hashlib.sha256(self.seed.encode()).hexdigest()[:_NUM_SEED_DIGITS])
 
 
+def digest_of(path: str, content: str) -> str:
+    """Return the digest of a path and the content of a body."""
+    return hashlib.sha256(f"{path}\n{content}".encode()).hexdigest()
+
+
 _decoder = msgspec.json.Decoder(Reservation)
 
 

@@ -6,7 +6,6 @@ They are off by default, because a caller can make engines read folders.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -23,10 +22,9 @@ from ....shared.errors import (
 from ....shared.lora.registry import EVERYBODY
 from ....shared.values.shown import shown
 from ...openai.errors import OpenAIError, bad_field
-from ..http import Gateway, gateway_of, read_body, while_connected
+from ..http import Gateway, gateway_of, read_struct, while_connected
+from ..idempotency import reserve
 from ..operations import Operation
-
-B = TypeVar("B", "LoadBody", "UnloadBody")
 
 
 class LoadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -52,10 +50,11 @@ class UnloadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 async def load(request: Request) -> Response:
     """Answer POST /v1/load_lora_adapter."""
     gateway, tenant = _permitted(request)
-    body = await _read_body(request, LoadBody)
+    body = await read_struct(request, LoadBody)
+    is_repeated = await _is_repeated(request)
     adapters = await gateway.client.adapters()
     exists = any((adapter.name, adapter.tenant) == (body.lora_name, tenant) for adapter in adapters)
-    if exists and not body.load_inplace:
+    if exists and not body.load_inplace and not is_repeated:
         message = f"lora_name {shown(body.lora_name)} is already in use; pass load_inplace=true to replace its adapter"
         raise bad_field("lora_name", message, code="adapter_exists")
     client, model = gateway.client, body.base_model_name
@@ -83,12 +82,20 @@ async def load(request: Request) -> Response:
 async def unload(request: Request) -> Response:
     """Answer POST /v1/unload_lora_adapter. Requests enqueued before still finish with the adapter."""
     gateway, tenant = _permitted(request)
-    body = await _read_body(request, UnloadBody)
+    body = await read_struct(request, UnloadBody)
+    is_repeated = await _is_repeated(request)
     try:
         await while_connected(request, gateway.client.remove_lora(body.lora_name, tenant=tenant or None))
     except UnknownAdapterError as error:
-        raise OpenAIError(404, str(error), param="lora_name", code="adapter_not_found") from error
+        if not is_repeated:
+            raise OpenAIError(404, str(error), param="lora_name", code="adapter_not_found") from error
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+async def _is_repeated(request: Request) -> bool:
+    """Return whether an earlier call had the same ``Idempotency-Key`` and body."""
+    entry = await reserve(request)
+    return entry is not None and not entry[1]
 
 
 def _permitted(request: Request) -> tuple[Gateway, str]:
@@ -103,10 +110,6 @@ def _permitted(request: Request) -> tuple[Gateway, str]:
             403, "this gateway does not change adapters; start it with --lora-updating on", code="lora_updating_off"
         )
     return gateway, request.state.identity.tenant if gateway.settings.api_keys else EVERYBODY
-
-
-async def _read_body(request: Request, body_type: type[B]) -> B:
-    return msgspec.json.decode(await read_body(request, gateway_of(request).settings.max_body_bytes), type=body_type)
 
 
 _STATUSES = (400, 403, 413, 499)

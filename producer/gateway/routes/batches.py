@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from ...batches.batch_records import Batch, Page
 from ...batches.batch_store import DEFAULT_LIMIT, MAX_LIMIT
-from ..http import gateway_of, json_response, read_body, trace_headers
-from ..idempotency import digest_of, key_of
+from ..http import gateway_of, json_response, read_struct, trace_headers
+from ..idempotency import reserve
 from ..operations import Operation
 from .files import AFTER, limit_of, query_parameter
 
@@ -34,13 +34,10 @@ class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     webhook_url: str | None = None
 
 
-_body_decoder = msgspec.json.Decoder(BatchBody)
-
-
 async def create_batch(request: Request) -> Response:
     """Answer POST /v1/batches."""
-    gateway = gateway_of(request)
-    body = _body_decoder.decode(await read_body(request, gateway.settings.max_body_bytes))
+    gateway, body = gateway_of(request), await read_struct(request, BatchBody)
+    entry = await reserve(request)
     expires = body.output_expires_after
     batch = await gateway.batches.create(
         input_file_id=body.input_file_id,
@@ -51,20 +48,9 @@ async def create_batch(request: Request) -> Response:
         output_expires_after_s=None if expires is None else expires.seconds,
         webhook_url=body.webhook_url,
         trace_headers=trace_headers(request.headers) or None,
-        batch_id=await _reserved_id(request, body),
+        batch_id=None if entry is None else f"batch_{entry[0].seed}",
     )
     return json_response(batch)
-
-
-async def _reserved_id(request: Request, body: BatchBody) -> str | None:
-    """Return the batch id that an ``Idempotency-Key`` stands for; None without one."""
-    key = key_of(request)
-    if key is None:
-        return None
-    content = msgspec.json.encode(body, order="deterministic").decode()
-    digest, tenant = digest_of("/v1/batches", content), request.state.identity.tenant
-    reservation, _ = await gateway_of(request).idempotency.reserve(tenant, key, digest)
-    return f"batch_{reservation.seed}"
 
 
 async def list_batches(request: Request) -> Response:

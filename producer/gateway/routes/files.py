@@ -14,8 +14,10 @@ from ...batches.batch_records import MAX_FILE_BYTES, PURPOSES, Deleted, FileObje
 from ...batches.files import MAX_LIMIT, Upload, check_upload
 from ...openai.errors import OpenAIError, bad_field
 from ..http import gateway_of, json_response
+from ..idempotency import reserve
 from ..multipart import FormPart, FormReader
 from ..operations import Operation
+from ..reservations import digest_of
 
 # Limit of a form's size without its file.
 MAX_FORM_BYTES = 1024 * 1024
@@ -69,15 +71,28 @@ async def create_file(request: Request) -> Response:
                 await _receive_part(request, form, part)
         if form.upload is None:
             raise bad_field("file", "file must be given, with a filename", code="missing_required_parameter")
-        tenant, purpose, expires_after_s = request.state.identity.tenant, form.purpose, form.expires_after_s
+        check_upload(form.purpose, form.filename, form.expires_after_s)
         file = await files.keep(
-            form.upload, filename=form.filename, tenant=tenant, purpose=purpose, expires_after_s=expires_after_s
+            form.upload,
+            filename=form.filename,
+            tenant=request.state.identity.tenant,
+            purpose=form.purpose,
+            expires_after_s=form.expires_after_s,
+            file_id=await _reserved_id(request, form, form.upload),
         )
     except BaseException:
         if form.upload is not None:
             await files.discard(form.upload)
         raise
     return json_response(file)
+
+
+async def _reserved_id(request: Request, form: _Form, upload: Upload) -> str | None:
+    """Return the file id that an ``Idempotency-Key`` stands for; None without one."""
+    content = msgspec.json.encode((upload.sha256, form.filename, form.purpose, form.expires_after_s)).decode()
+    request.state.body_digest = digest_of(request.state.route, content)
+    entry = await reserve(request)
+    return None if entry is None else f"file-{entry[0].seed}"
 
 
 async def _receive_part(request: Request, form: _Form, part: FormPart) -> None:
@@ -90,8 +105,11 @@ async def _receive_part(request: Request, form: _Form, part: FormPart) -> None:
         form.upload = await gateway_of(request).batches.files.receive(part.chunks)
     elif part.name in ("purpose", _SECONDS, _ANCHOR):
         form.fields[part.name] = await part.text()
-    else:
+    elif gateway_of(request).settings.strict_fields:
         raise bad_field(part.name, f"{part.name} is not supported; leave it out", code="unknown_parameter")
+    else:
+        await part.text()
+        request.state.ignored = (*getattr(request.state, "ignored", ()), part.name)
 
 
 async def list_files(request: Request) -> Response:

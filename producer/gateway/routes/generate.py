@@ -30,11 +30,11 @@ from ...sse import EventStream
 from .. import generations
 from ..auth import Identity
 from ..http import Gateway, add_ids, bind_request_id, gateway_of, json_response, read_body, while_connected
-from ..idempotency import digest_of, reserved
+from ..idempotency import reserved
 from ..message_stream import PING, MessagePosition, error_frame, message_events
 from ..operations import Operation
 from ..place import Place
-from ..reservations import HEADER, Reservation
+from ..reservations import HEADER, Reservation, digest_of
 from ..stream import Position, event_stream, events
 
 # Larger bodies are decoded in a thread, because that takes milliseconds, during which other streams must continue.
@@ -94,7 +94,7 @@ async def generate(path: str, request: Request) -> ASGIApp:
         options.setdefault("session_id", session_id[:MAX_SESSION_ID_CHARS])
     linger_s = gateway.settings.reconnect_grace_s
     if (reservation := await _reserved(request, prepared)) is not None:
-        response_id = reserved_id(prepared, reservation)
+        response_id = reserved_id(prepared.id_prefix, reservation)
         options["linger_s"] = linger_s = max(linger_s, REPEAT_LINGER_S)
         options["read_ttl_s"] = None  # another call may read the answer
     add_ids(options, request, response_id)
@@ -115,16 +115,16 @@ async def _reserved(request: Request, prepared: Prepared) -> Reservation | None:
     gateway = gateway_of(request)
 
     def request_ids(reservation: Reservation) -> list[str]:
-        response_id = reserved_id(prepared, reservation)
+        response_id = reserved_id(prepared.id_prefix, reservation)
         ids = [generations.request_id_of(response_id, position) for position in range(len(prepared.prompts))]
         return [child for request_id in ids for child in child_ids(request_id, prepared.params.n)]
 
     return await reserved(request, request_ids, partial(_model_name, gateway, prepared))
 
 
-def reserved_id(prepared: PreparedBody, reservation: Reservation) -> str:
+def reserved_id(id_prefix: str, reservation: Reservation) -> str:
     """Return the response id of a reservation."""
-    return new_id(prepared.id_prefix, time_s=reservation.created_at, seed=reservation.seed)
+    return new_id(id_prefix, time_s=reservation.created_at, seed=reservation.seed)
 
 
 async def _resume(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -16,9 +16,10 @@ from ....shared.messages.outcome import FinishReason
 from ....shared.params.pooling import PoolingParams
 from ...client_parts.pooling import request_id_of_prompt
 from ...inputs.options import REPEAT_LINGER_S, RequestOptions
+from ...inputs.prompt_lists import pairs_of
 from ...openai.answers.common import created_at, new_id
 from ...openai.endpoints import EMBEDDINGS
-from ...openai.errors import cancelled, expired
+from ...openai.errors import OpenAIError, cancelled, expired
 from ...openai.pooling import (
     Classification,
     Classifications,
@@ -43,45 +44,44 @@ from ...openai.pooling import (
     Scores,
     to_base64,
 )
-from ...openai.unknown_fields import decode_known
 from ...results import DataPrompt, PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .. import generations
-from ..http import add_ids, gateway_of, json_response, read_body, while_connected
+from ..http import add_ids, gateway_of, json_response, read_struct, while_connected
 from ..idempotency import reserved
 from ..operations import Operation
 from ..reservations import HEADER, Reservation
 from .generate import prepare, reserved_id
-
-B = TypeVar("B", bound=PoolingBody)
 
 
 async def embeddings(request: Request) -> Response:
     """Answer POST /v1/embeddings."""
     prepared, _ = await prepare(request, EMBEDDINGS)
     assert isinstance(prepared, PreparedEmbeddings)
-    reservation = await _reserved(request, prepared)
-    response_id = new_id(prepared.id_prefix) if reservation is None else reserved_id(prepared, reservation)
-    outputs = await _pool_prompts(request, prepared, response_id)
+    response_id, outputs = await _pool_prompts(request, prepared)
     return json_response(prepared.answer(*outputs, response_id=response_id))
 
 
-async def _reserved(request: Request, prepared: PreparedEmbeddings) -> Reservation | None:
-    """Return the reservation of a body with an ``Idempotency-Key``; None without one."""
+async def _response_id(request: Request, prefix: str, model: str | None, *num_prompts: int) -> str:
+    """Return a new id, or that of the reservation of a body with an ``Idempotency-Key``.
+
+    Args:
+        num_prompts: possible numbers of requests of the body.
+    """
 
     def request_ids(reservation: Reservation) -> list[str]:
-        response_id, num_prompts = reserved_id(prepared, reservation), len(prepared.prompts)
-        return [request_id_of_prompt(response_id, index, num_prompts) for index in range(num_prompts)]
+        response_id = reserved_id(prefix, reservation)
+        return [request_id_of_prompt(response_id, index, num) for num in num_prompts for index in range(num)]
 
-    resolve = partial(gateway_of(request).client.resolve_model, prepared.model)
-    return await reserved(request, request_ids, resolve)
+    resolve = partial(gateway_of(request).client.resolve_model, model)
+    reservation = await reserved(request, request_ids, resolve)
+    return new_id(prefix) if reservation is None else reserved_id(prefix, reservation)
 
 
 async def classify(request: Request) -> Response:
     """Answer POST /classify."""
-    body = await _decode_body(request, ClassifyBody)
+    body = await read_struct(request, ClassifyBody)
     prepared = body.prepared("classify", body.input, body.pooling_params("classify"))
-    response_id = new_id(prepared.id_prefix)
-    outputs = await _pool_prompts(request, prepared, response_id)
+    response_id, outputs = await _pool_prompts(request, prepared)
     card = await gateway_of(request).client.get_model_config(prepared.model)
     labels = dict(enumerate(() if card.pooling is None else card.pooling.labels))
     data = []
@@ -94,14 +94,13 @@ async def classify(request: Request) -> Response:
 
 async def pool(request: Request) -> Response:
     """Answer POST /pooling."""
-    body = await _decode_body(request, PoolBody)
+    body = await read_struct(request, PoolBody)
     params = body.pooling_params(body.model_task, dimensions=body.dimensions)
     if (data_prompt := body.data_prompt()) is not None:
         return await _pool_data(request, body, data_prompt, params)
     assert body.input is not None
     prepared = body.prepared("pool", body.input, params)
-    response_id = new_id(prepared.id_prefix)
-    outputs = await _pool_prompts(request, prepared, response_id)
+    response_id, outputs = await _pool_prompts(request, prepared)
     is_base64 = body.encoding_format == "base64"
     data = [PoolingData(i, _encoded(output.outputs, is_base64=is_base64)) for i, output in enumerate(outputs)]
     return json_response(PoolingResponse(data=data, **_head(response_id, body.model, outputs)))
@@ -109,6 +108,8 @@ async def pool(request: Request) -> Response:
 
 async def _pool_data(request: Request, body: PoolBody, data_prompt: DataPrompt, params: PoolingParams) -> Response:
     """Return the answer of an I/O processor to the data of a body."""
+    if HEADER in request.headers:
+        raise OpenAIError(400, f"{HEADER} cannot be used with data, since an I/O processor answers", param=HEADER)
     gateway = gateway_of(request)
     processor = gateway.io_processors.find(data_prompt.io_processor)
     prepared = msgspec.structs.replace(body.prepared("pool", "-", params), fields={"prompt": "data"})
@@ -132,19 +133,17 @@ def _encoded(output: PoolingOutput, *, is_base64: bool) -> list[float | list[flo
 
 async def score(request: Request) -> Response:
     """Answer POST /score."""
-    body = await _decode_body(request, ScoreBody)
-    response_id = new_id("score")
-    outputs = await _score_pairs(request, body, *body.pairs(), response_id, body.names())
+    body = await read_struct(request, ScoreBody)
+    response_id, outputs = await _score_pairs(request, "score", body, *body.pairs(), body.names())
     data = [Score(index, output.outputs.score) for index, output in enumerate(outputs)]
     return json_response(Scores(data=data, **_head(response_id, body.model, outputs)))
 
 
 async def rerank(request: Request) -> Response:
     """Answer POST /rerank."""
-    body = await _decode_body(request, RerankBody)
-    texts, response_id = body.texts(), new_id("rerank")
-    names = {"texts": "query", "others": "documents"}
-    outputs = await _score_pairs(request, body, body.query, texts, response_id, names)
+    body = await read_struct(request, RerankBody)
+    texts, names = body.texts(), {"texts": "query", "others": "documents"}
+    response_id, outputs = await _score_pairs(request, "rerank", body, body.query, texts, names)
     order = sorted(range(len(texts)), key=lambda index: -outputs[index].outputs.score)
     results = [
         Ranked(index, outputs[index].outputs.score, None if body.return_documents is False else Document(texts[index]))
@@ -154,34 +153,32 @@ async def rerank(request: Request) -> Response:
     return json_response(Reranked(response_id, body.model or outputs[0].model, usage, results))
 
 
-async def _decode_body(request: Request, body_type: type[B]) -> B:
-    settings = gateway_of(request).settings
-    data = await read_body(request, settings.max_body_bytes)
-    body, request.state.ignored = decode_known(data, body_type, strict=settings.strict_fields)
-    return body
-
-
-async def _pool_prompts(request: Request, prepared: PreparedPooling, response_id: str) -> list[PoolingRequestOutput]:
-    """Return the outputs of the prompts of a body. They are cancelled if the caller disconnects."""
+async def _pool_prompts(request: Request, prepared: PreparedPooling) -> tuple[str, list[PoolingRequestOutput]]:
+    """Return the id and the outputs of the prompts of a body. They are cancelled if the caller disconnects."""
+    response_id = await _response_id(request, prepared.id_prefix, prepared.model, len(prepared.prompts))
     options = _options(request, prepared, response_id)
     work = gateway_of(request).client.encode_all(prepared.prompts, prepared.params, **options)
     with prepared.naming_fields(), _http_errors():
-        return await while_connected(request, work)
+        return response_id, await while_connected(request, work)
 
 
 async def _score_pairs(
     request: Request,
+    prefix: str,
     body: PoolingBody,
     texts: str | list[str],
     others: str | list[str],
-    response_id: str,
     names: dict[str, str],
-) -> list[ScoringRequestOutput]:
-    prepared = msgspec.structs.replace(body.prepared("score", "-", body.pooling_params(None)), fields=names)
-    options = _options(request, prepared, response_id)
-    work = gateway_of(request).client.score(texts, others, prepared.params, **options)
+) -> tuple[str, list[ScoringRequestOutput]]:
+    """Return the id and the scores of pairs. An embedding model embeds each text once, a cross-encoder each pair."""
+    prepared = msgspec.structs.replace(body.prepared(prefix, "-", body.pooling_params(None)), fields=names)
     with prepared.naming_fields(), _http_errors():
-        return await while_connected(request, work)
+        pairs = pairs_of(texts, others)
+        num_texts = len({text for pair in pairs for text in pair})
+        response_id = await _response_id(request, prefix, prepared.model, *{len(pairs), num_texts})
+        options = _options(request, prepared, response_id)
+        work = gateway_of(request).client.score(texts, others, prepared.params, **options)
+        return response_id, await while_connected(request, work)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ...inputs.prompt import Prompt
 from ...openai.errors import bad_field
 from ...openai.messages import ChatMessage, template_messages
-from ..http import gateway_of, json_response, read_body, while_connected
+from ..http import gateway_of, json_response, read_struct, while_connected
 from ..operations import Operation
 
 
@@ -49,14 +49,9 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
-_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
-_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
-
-
 async def tokenize(request: Request) -> Response:
     """Answer POST /tokenize."""
-    gateway = gateway_of(request)
-    body = _tokenize_decoder.decode(await read_body(request, gateway.settings.max_body_bytes))
+    gateway, body = gateway_of(request), await read_struct(request, TokenizeBody)
     if (body.prompt is None) == (body.messages is None):
         raise bad_field("prompt", "exactly one of prompt and messages must be given")
     kwargs = dict(body.chat_template_kwargs or {})
@@ -84,9 +79,8 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """Answer POST /detokenize."""
-    gateway = gateway_of(request)
-    body = _detokenize_decoder.decode(await read_body(request, gateway.settings.max_body_bytes))
-    work = gateway.client.detokenize(body.tokens, model=body.model)
+    body = await read_struct(request, DetokenizeBody)
+    work = gateway_of(request).client.detokenize(body.tokens, model=body.model)
     return json_response(Detokenized(await while_connected(request, work)))
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,6 +23,12 @@ async def broker(commands: CommandConnection, namespace: str) -> Broker:
     card = ModelCard(model="m", max_model_len=100, vocab_size=50, registered_at=1.0)
     await commands.execute("HSET", Keys(namespace).models(), "m", msgspec.json.encode(card))
     return Broker(commands, Keys(namespace).model("m"))
+
+
+@pytest.fixture
+def deployment(redis_url: str, namespace: str, broker: Broker, tmp_path: Path) -> dict[str, str]:
+    """Settings of a gateway of the model."""
+    return {"redis_url": redis_url, "namespace": namespace, "files_dir": str(tmp_path / "files")}
 
 
 @pytest.fixture

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
 
 from penstock.producer import Client, SamplingParams
+from penstock.producer.gateway.app import build_app
+from penstock.producer.gateway.settings import GatewaySettings
 from penstock.shared.broker import Broker, Claim, EngineCapacity, FinalRecord, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause
@@ -61,6 +67,17 @@ async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = DEA
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def serve_gateway(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve the gateway in this process; the block gets a client of it."""
+    app = await asyncio.to_thread(build_app, GatewaySettings(**settings))  # it reads the version from the disk
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway", timeout=60) as http,
+    ):
+        yield http
 
 
 async def reap_for_ever(broker: Broker) -> None:

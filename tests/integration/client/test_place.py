@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from penstock.producer import Client
-from penstock.producer.gateway.app import build_app
 from penstock.producer.gateway.place import POSITION_HEADER, START_HEADER, Place
-from penstock.producer.gateway.settings import GatewaySettings
 from penstock.producer.sse import COMMENT
 from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.queue.stats import RequestStatus
 
-from .harness import claim_one, until, write
+from .harness import claim_one, serve_gateway, until, write
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -49,18 +44,6 @@ def statuses(monkeypatch: pytest.MonkeyPatch) -> list[RequestStatus]:
 
     monkeypatch.setattr(Client, "status", recorded)
     return read
-
-
-@asynccontextmanager
-async def opened(redis_url: str, namespace: str, folder: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve the gateway in this process; the block gets a client of it."""
-    chosen = GatewaySettings(redis_url=redis_url, namespace=namespace, files_dir=str(folder), **settings)
-    app = await asyncio.to_thread(build_app, chosen)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway", timeout=60) as http,
-    ):
-        yield http
 
 
 async def texts(deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
@@ -124,14 +107,12 @@ async def test_accepted_requests_have_their_place(
     client: Client,
     broker: Broker,
     statuses: list[RequestStatus],
-    redis_url: str,
-    namespace: str,
-    tmp_path: Path,
+    deployment: dict[str, str],
     path: str,
     stream: bool,
 ) -> None:
     await client.submit("hi")
-    async with opened(redis_url, namespace, tmp_path, status_wait_s=0.01, keep_alive_s=0.02) as http:
+    async with serve_gateway(**deployment, status_wait_s=0.01, keep_alive_s=0.02) as http:
         asking = asyncio.ensure_future(http.post(path, json=BODIES[path] | {"stream": stream}))
 
         async def has_asked() -> bool:
@@ -149,9 +130,9 @@ async def test_accepted_requests_have_their_place(
 
 
 async def test_a_request_that_starts_at_once_costs_no_call(
-    client: Client, broker: Broker, statuses: list[RequestStatus], redis_url: str, namespace: str, tmp_path: Path
+    client: Client, broker: Broker, statuses: list[RequestStatus], deployment: dict[str, str]
 ) -> None:
-    async with opened(redis_url, namespace, tmp_path, status_wait_s=60.0) as http:
+    async with serve_gateway(**deployment, status_wait_s=60.0) as http:
         for stream in (False, True):
             body = BODIES["/v1/messages"] | {"stream": stream}
             asking = asyncio.ensure_future(http.post("/v1/messages", json=body))

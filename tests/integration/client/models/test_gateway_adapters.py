@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,7 @@ import httpx
 import pytest
 
 from penstock.producer import Client
-from penstock.producer.gateway.app import build_app
 from penstock.producer.gateway.auth import ApiKeys
-from penstock.producer.gateway.settings import GatewaySettings
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
 from penstock.shared.control.calls import CallError
@@ -24,7 +22,7 @@ from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.params.lora import adapter_digest
 
 from ....adapter_folder import write_adapter
-from ..harness import claim_one, write
+from ..harness import claim_one, serve_gateway, write
 from ..test_engine_control import PlayedEngine, play, two
 from .test_adapters import adapter_of, answers, request_of
 
@@ -46,20 +44,8 @@ def dogs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_gateway(redis_url: str, namespace: str, broker: Broker, tmp_path: Path) -> Open:
-    """Serve the gateway in this process; the block gets a client of it."""
-
-    @asynccontextmanager
-    async def opened(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-        folder = str(tmp_path / "files")
-        wanted = GatewaySettings(redis_url=redis_url, namespace=namespace, files_dir=folder, **settings)
-        app = await asyncio.to_thread(build_app, wanted)
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60) as http:
-                yield http
-
-    return opened
+def open_gateway(deployment: dict[str, str]) -> Open:
+    return partial(serve_gateway, **deployment)
 
 
 def chat(**fields: Any) -> dict[str, Any]:
