@@ -53,8 +53,9 @@ async def load(request: Request) -> Response:
     body = await read_struct(request, LoadBody)
     is_repeated = await _is_repeated(request)
     adapters = await gateway.client.adapters()
-    exists = any((adapter.name, adapter.tenant) == (body.lora_name, tenant) for adapter in adapters)
-    if exists and not body.load_inplace and not is_repeated:
+    paths = [adapter.path for adapter in adapters if (adapter.name, adapter.tenant) == (body.lora_name, tenant)]
+    is_loaded_by_this = is_repeated and paths == [body.lora_path]
+    if paths and not body.load_inplace and not is_loaded_by_this:
         message = f"lora_name {shown(body.lora_name)} is already in use; pass load_inplace=true to replace its adapter"
         raise bad_field("lora_name", message, code="adapter_exists")
     client, model = gateway.client, body.base_model_name
@@ -71,7 +72,7 @@ async def load(request: Request) -> Response:
             raise
         raise bad_field("base_model_name", f"base_model_name{str(error).removeprefix('model')}") from error
     except EngineCallError as error:
-        if not exists:
+        if not paths:
             # An engine that cannot load it may fail to unload it too. If no engine could, the name is removed already.
             with suppress(EngineCallError, UnknownAdapterError):
                 await client.remove_lora(body.lora_name, tenant=tenant or None)

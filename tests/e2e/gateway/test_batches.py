@@ -81,7 +81,7 @@ def test_files(sdk: openai.OpenAI, gateway: LocalGateway) -> None:
             file + b"--b--\r\n": "purpose must be given",
             purpose + b"--b--\r\n": "file must be given",
             file + file + b"--b--\r\n": "file must be one file",
-            form_part("size", b"1") + b"--b--\r\n": "size is not supported",
+            form_part("size", b"1") + b"--b--\r\n": "file must be given",
             file[:-5]: "the form is incomplete",
             b"{}": "the form cannot be read",
         }
@@ -133,7 +133,7 @@ async def test_batches(sdk: openai.OpenAI, store: BatchStore, client: Client) ->
         await called(sdk.batches.cancel, cancelled.id)
     ids = await called(lambda: [one.id for one in sdk.batches.list(limit=2)])
     assert ids[:5] == [cancelled.id, refused.id, messages_id, responses_id, batch.id]
-    for wrong in ({"endpoint": "/v1/moderations"}, {"completion_window": "1h"}, {"extra_body": {"priority": 1}}):
+    for wrong in ({"endpoint": "/v1/moderations"}, {"completion_window": "1h"}, {"extra_body": {"metadata": 1}}):
         with pytest.raises(openai.BadRequestError):
             await called(begin_with, sdk, batch.input_file_id, wrong)
     with pytest.raises(openai.NotFoundError):

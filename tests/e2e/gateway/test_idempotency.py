@@ -157,6 +157,21 @@ async def test_a_cancelled_generation_is_started_again(
     assert (await here.post(CHAT, json=body, headers=key)).json() == again.json()
 
 
+async def test_a_file_is_uploaded_once(here: httpx.AsyncClient, there: httpx.AsyncClient, key: dict[str, str]) -> None:
+    def upload(http: httpx.AsyncClient, text: bytes = b"{}", **fields: str) -> Any:
+        return http.post("/v1/files", files={"file": ("a", text)}, data={"purpose": "batch"} | fields, headers=key)
+
+    assert (await upload(here, purpose="assistants")).status_code == 400  # does not use up the key
+    replies = await asyncio.gather(upload(here), upload(there))
+    replies.append(await upload(there))
+    first, *others = [reply.json() for reply in replies]
+    assert others == [first] * 2
+    assert (await here.get(f"/v1/files/{first['id']}/content")).content == b"{}"
+    for other in (upload(here, b"[]"), upload(here, **{"expires_after[seconds]": "3600"})):
+        reply = await other
+        assert (reply.status_code, reply.json()["error"]["code"]) == (409, "idempotency_key_reused")
+
+
 async def test_a_batch_is_created_once(here: httpx.AsyncClient, there: httpx.AsyncClient, key: dict[str, str]) -> None:
     row = {"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": BODIES[COMPLETIONS]}
     upload = {"file": ("rows.jsonl", json.dumps(row).encode())}

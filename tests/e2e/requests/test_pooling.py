@@ -23,7 +23,7 @@ from penstock.ops.local.stack import LocalStack
 from penstock.ops.local.worker import LocalWorker
 from penstock.producer import LLM, Client, DataPrompt, Delta, PoolingParams, PoolingRequestOutput, SamplingParams
 from penstock.shared import errors
-from penstock.shared.broker import Broker
+from penstock.shared.broker import Broker, RequestFilter
 from penstock.shared.keys import Keys
 
 from ... import io_processors
@@ -201,6 +201,62 @@ def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_p
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
         refused = http.post("/classify", json={"input": "1"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_task")
+
+
+@pytest.fixture
+def gateways(stack: LocalStack, tmp_path: Path) -> Iterator[list[LocalGateway]]:
+    options = ["--model", "numbers", "--lease-ttl", "60"]
+    gateways = [LocalGateway(stack.url, options, tmp_path / f"{number}.log") for number in range(2)]
+    with gateways[0], gateways[1]:
+        yield gateways
+
+
+async def test_calls_with_a_key_are_pooled_once_at_two_gateways(
+    client: Client, gateways: list[LocalGateway], tmp_path: Path
+) -> None:
+    """The first gateway is killed while the requests of all calls wait."""
+    names = THING["names"]
+    bodies: dict[str, Any] = {
+        "/v1/embeddings": {"input": ["407", "12"]},
+        "/pooling": {"input": "407", "task": "token_embed"},
+        "/score": {"text_1": "407", "text_2": names},
+        "/v1/rerank": {"query": "407", "documents": names},
+    }
+    await client.pause_generation()
+    try:
+        async with (
+            httpx.AsyncClient(base_url=gateways[0].root_url, timeout=60) as here,
+            httpx.AsyncClient(base_url=gateways[1].root_url, timeout=60) as there,
+        ):
+
+            def call(http: httpx.AsyncClient, path: str, **fields: Any) -> asyncio.Task[httpx.Response]:
+                headers = {"Idempotency-Key": f"{tmp_path.name}{path}"}
+                return asyncio.create_task(http.post(path, json=bodies[path] | fields, headers=headers))
+
+            cut = [call(here, path) for path in bodies]
+            async with asyncio.timeout(60):
+                while (await client.queue_stats()).depth < 2 + 1 + 4 + 4:
+                    await asyncio.sleep(0.01)
+            waiting = {request.request_id for request in await client.requests(RequestFilter(states=("waiting",)))}
+            await asyncio.to_thread(gateways[0].kill)
+            assert all(
+                isinstance(error, httpx.HTTPError) for error in await asyncio.gather(*cut, return_exceptions=True)
+            )
+            joined = [call(there, path) for path in bodies]
+            await client.resume_generation()
+            replies = [await reply for reply in joined]
+            assert [reply.status_code for reply in replies] == [200] * 4
+            ids = [reply.json()["id"] for reply in replies]
+            assert {request_id for request_id in waiting if request_id.startswith(tuple(ids))} == waiting
+            assert replies[3].json()["results"][0]["index"] == 1
+            for path, reply in zip(bodies, replies, strict=True):
+                assert (await call(there, path)).json() == reply.json()
+                assert (await call(there, path, priority=1)).status_code == 409
+            data = {"data": THING, "io_processor": "nearest"}
+            refused = await there.post("/pooling", json=data, headers={"Idempotency-Key": "data"})
+            assert "cannot be used with data" in refused.json()["error"]["message"]
+    finally:
+        await client.resume_generation()
 
 
 @pytest.fixture

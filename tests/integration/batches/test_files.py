@@ -53,6 +53,25 @@ async def test_a_file_is_its_tenants_until_it_is_deleted(store: BatchStore, tmp_
     assert left_in(tmp_path) == []
 
 
+async def test_an_upload_with_a_known_id_is_that_file(store: BatchStore, tmp_path: Path) -> None:
+    """The first upload ends between its steps; a deleted file is uploaded again."""
+    file_id = f"file-{'a' * 32}"
+    ended = await store.files.receive(parts(b"{}"))
+    await store.files.reserve(file_id)
+    await store.files.contents.rename(ended.file_id, file_id)
+    first = await store.files.keep(await store.files.receive(parts(b"{}")), filename="rows", file_id=file_id)
+    later = await store.files.keep(
+        await store.files.receive(parts(b"{}")), filename="rows", expires_after_s=3600, file_id=file_id
+    )
+    assert later == first == await store.files.get(file_id)
+    assert left_in(tmp_path) == [file_id]
+    await store.files.delete(file_id)
+    again = await store.files.keep(await store.files.receive(parts(b"{}")), filename="rows", file_id=file_id)
+    assert (again.id, await content(store, file_id)) == (file_id, b"{}\n")
+    assert await store.files.clear_garbage() == 0
+    assert left_in(tmp_path) == [file_id]
+
+
 async def test_files_are_listed_in_pages(store: BatchStore) -> None:
     files = [await make(store, f"{number}") for number in range(5)]
     await make(store, "another's", tenant="acme")

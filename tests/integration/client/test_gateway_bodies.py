@@ -66,7 +66,7 @@ async def test_fields_without_effect_are_named_and_counted(deployment: dict[str,
             assert await counted(http) == number
             plain = await http.post(path, json=body_of(schema))
             assert (plain.status_code, "x-penstock-ignored" in plain.headers) == (reply.status_code, False)
-    assert number == len(bodies()) > 15
+    assert len(bodies()) > 15
 
 
 async def test_strict_fields_refuse_them(deployment: dict[str, str]) -> None:

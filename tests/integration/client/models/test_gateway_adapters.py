@@ -181,6 +181,24 @@ async def test_over_http_a_tenant_changes_its_own_names(
         assert (await http.post("/v1/unload_lora_adapter", json=body, headers=headers)).status_code == 404
 
 
+async def test_repeated_changes_of_adapters_succeed(open_gateway: Open, two: Two, cats: Path, dogs: Path) -> None:
+    for engine in two:
+        answers(engine)
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    body, name = {"lora_name": "pets", "lora_path": str(cats)}, {"lora_name": "pets"}
+    async with open_gateway(lora_updating=True) as http:
+
+        async def statuses(path: str, key: str, fields: dict[str, str]) -> list[int]:
+            return [(await http.post(path, json=fields, headers={"Idempotency-Key": key})).status_code for _ in "ab"]
+
+        assert await statuses(load, "one", body) == [200, 200]
+        assert await statuses(load, "one", body | {"lora_path": str(dogs)}) == [409, 409]
+        assert await statuses(load, "two", body | {"lora_path": str(dogs)}) == [400, 400]
+        assert await statuses(unload, "three", name) == [200, 200]
+        assert await statuses(unload, "one", name) == [409, 409]
+        assert (await http.post(unload, json=name)).status_code == 404
+
+
 @pytest.mark.parametrize("path", ["\0", "a\0b", "~nosuchuser/cats", "x" * 5000, "/" + "y/" * 3000, "\n", "/dev/null"])
 async def test_a_path_that_is_no_folder_is_refused_by_name(open_gateway: Open, path: str) -> None:
     async with open_gateway(lora_updating=True) as http:
