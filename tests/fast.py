@@ -73,6 +73,7 @@ NEED_TORCH = (
     "unit/engine/structured/test_thinking.py",
     "unit/engine/sampling/test_token_rules.py",
     "unit/engine/structured/test_tool_grammars.py",
+    "unit/engine/structured/test_tool_inputs.py",
     "unit/models/test_listening.py",
     "unit/test_gpu_check.py",
 )

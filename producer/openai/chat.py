@@ -16,6 +16,8 @@ from .answers.chat_objects import (
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
+    CustomCall,
+    CustomCallDelta,
     FunctionCall,
     FunctionCallDelta,
     MessageDelta,
@@ -32,6 +34,7 @@ from .messages import ChatMessage, template_messages
 from .parsers import Parsers
 from .prepared import Prepared
 from .thinking import Effort, ReasoningOptions, Thinking, Verbosity, thinking_budget, thinking_kwargs
+from .tools.custom_input import CustomInputReader, input_of
 from .tools.definitions import unknown_function_keys
 from .tools.formats import ToolCallStyle, find_tool_call_style
 
@@ -128,7 +131,7 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
         assert finish_reason is not None
         parser = self.make_parser(whole=True)
         parser.begin(in_reasoning=output.begins_in_reasoning)
-        parts = [parser.feed(output.text), parser.finish(is_cut=finish_reason == "length")]
+        parts = parser.feed(output.text).followed_by(parser.finish(is_cut=finish_reason == "length"))
         message = self._message(parts, response_id, output.index)
         return ChatChoice(
             index=output.index,
@@ -138,26 +141,25 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
             stop_reason=stop_reason_of(output.finish_reason, output.stop_reason),
         )
 
-    def _message(self, parts: list[MessageParts], response_id: str, choice: int) -> AssistantMessage:
-        content = "".join(part.content for part in parts)
-        reasoning = "".join(part.reasoning for part in parts)
-        calls = [call for part in parts for call in part.tool_calls]  # each is complete
+    def _message(self, parts: MessageParts, response_id: str, choice: int) -> AssistantMessage:
         tool_calls = [
-            ToolCall(
-                id=call.get("id") or self.style.call_id(response_id, choice, call["index"]),
-                type="function",
-                function=FunctionCall(call["function"].get("name", ""), call["function"]["arguments"]),
-            )
-            for call in calls
+            self._call(call, call.get("id") or self.style.call_id(response_id, choice, call["index"]))
+            for call in parts.tool_calls
         ]
         return AssistantMessage(
             role="assistant",
             refusal=None,
-            content=content or (None if tool_calls or reasoning else ""),
-            reasoning=reasoning or UNSET,
-            reasoning_content=reasoning or UNSET,
+            content=parts.content or (None if tool_calls or parts.reasoning else ""),
+            reasoning=parts.reasoning or UNSET,
+            reasoning_content=parts.reasoning or UNSET,
             tool_calls=tool_calls or UNSET,
         )
+
+    def _call(self, call: CallDelta, call_id: str) -> ToolCall:
+        name, arguments = call["function"].get("name", ""), call["function"]["arguments"]
+        if name in self.form.custom_tools:
+            return ToolCall(id=call_id, type="custom", custom=CustomCall(name, input_of(arguments)))
+        return ToolCall(id=call_id, type="function", function=FunctionCall(name, arguments))
 
     def logprobs_of(self, tokens: Any) -> ChatLogprobs | None:
         """Return the log probabilities of ``tokens``; None if the caller did not request them."""
@@ -171,6 +173,7 @@ class ChatChunks:
         self._prepared = prepared
         self._head = response_head(response_id, model)
         self._parsers: dict[int, AnswerParser] = {}
+        self._inputs: dict[tuple[int, int], CustomInputReader] = {}  # of calls of custom tools, by choice and index
         self._usage = UsageCounter()
 
     def feed(self, delta: Delta, prompt: int = 0) -> ChatCompletionChunk | None:
@@ -192,7 +195,7 @@ class ChatChunks:
             content=parts.content if parts.content or is_first else UNSET,
             reasoning=parts.reasoning or UNSET,
             reasoning_content=parts.reasoning or UNSET,
-            tool_calls=[self._call_delta(delta.child, call) for call in parts.tool_calls] or UNSET,
+            tool_calls=self._call_deltas(delta.child, parts.tool_calls, is_end=reason is not None) or UNSET,
         )
         return self._chunk(
             ChatChunkChoice(
@@ -219,14 +222,29 @@ class ChatChunks:
         parts = parts.followed_by(parser.finish(is_cut=finish_reason == "length"))
         return parser.finish_reason(finish_reason), parts
 
+    def _call_deltas(self, choice: int, calls: list[CallDelta], *, is_end: bool) -> list[ToolCallDelta]:
+        deltas = [self._call_delta(choice, call) for call in calls]
+        if is_end:
+            # An input in another form than expected is held back until the end.
+            rests = [(index, self._inputs[choice, index].end_input()) for c, index in self._inputs if c == choice]
+            deltas += [ToolCallDelta(index=i, custom=CustomCallDelta(input=rest)) for i, rest in rests if rest]
+        return deltas
+
     def _call_delta(self, choice: int, call: CallDelta) -> ToolCallDelta:
-        name, index = call["function"].get("name"), call["index"]
+        name, index = call["function"].get("name", UNSET), call["index"]
         arguments = call["function"]["arguments"]
-        if name is None:
-            return ToolCallDelta(index=index, function=FunctionCallDelta(arguments=arguments))
-        call_id = call.get("id") or self._prepared.style.call_id(self._head["id"], choice, index)
-        function = FunctionCallDelta(name=name, arguments=arguments)
-        return ToolCallDelta(index=index, id=call_id, type="function", function=function)
+        if name in self._prepared.form.custom_tools:
+            self._inputs[choice, index] = CustomInputReader()
+        reader = self._inputs.get((choice, index))
+        delta = ToolCallDelta(index=index)
+        if reader is None:
+            delta.function = FunctionCallDelta(name=name, arguments=arguments)
+        else:
+            delta.custom = CustomCallDelta(name=name, input=reader.feed(arguments))
+        if name is not UNSET:
+            delta.id = call.get("id") or self._prepared.style.call_id(self._head["id"], choice, index)
+            delta.type = "function" if reader is None else "custom"
+        return delta
 
     def _chunk(self, *choices: ChatChunkChoice) -> ChatCompletionChunk:
         usage = None if self._prepared.includes_usage else UNSET

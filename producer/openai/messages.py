@@ -12,8 +12,9 @@ from ...shared.errors import ValidationError
 from ...shared.params.chat import TEXT_TYPES
 from ...shared.values.shown import shown
 from .errors import bad_field
+from .tools.custom import called
 
-_PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
+_PASSED_ON = ("name", "tool_call_id", "reasoning", "reasoning_content")
 
 
 class ImageURL(msgspec.Struct):
@@ -77,14 +78,14 @@ def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
     if content is None and message.role != "assistant":
         raise bad_field(f"{path}.content", f"{path}.content must be text, got null")
     template_message: dict[str, Any] = {"role": message.role, "content": content}
-    if message.tool_calls:
-        check_tool_calls(message.tool_calls, f"{path}.tool_calls")
     if message.role == "tool":
         check_tool_result(message.tool_call_id, f"{path}.tool_call_id")
     for name in _PASSED_ON:
         value = getattr(message, name)
         if value is not UNSET and value is not None:
             template_message[name] = value
+    if message.tool_calls:
+        template_message["tool_calls"] = read_tool_calls(message.tool_calls, f"{path}.tool_calls")
     return template_message
 
 
@@ -117,27 +118,36 @@ def _text_part(path: str, part: ContentPart) -> str:
     return part.text
 
 
-def check_tool_calls(calls: Sequence[object], field: str) -> None:
-    """Check the calls of an assistant's message. Arguments may be any text, since models also write invalid JSON.
+def read_tool_calls(calls: Sequence[object], field: str) -> list[Mapping[str, Any]]:
+    """Return the calls of an assistant's message, those of custom tools as calls of the functions they are shown as.
+
+    Arguments may be any text, since models also write invalid JSON.
 
     Raises:
         ValidationError: a call is incomplete; names the field.
     """
-    for position, call in enumerate(calls):
-        place = f"{field}[{position}]"
-        if not isinstance(call, Mapping):
-            raise ValidationError(f"{place} must be an object, got {shown(call)}")
-        if call.get("type", "function") != "function":
-            raise ValidationError(f"{place}.type must be 'function', got {shown(call['type'])}")
-        function = call.get("function")
-        if not isinstance(function, Mapping):
-            raise ValidationError(f"{place}.function must be an object, got {shown(function)}")
-        for name, value in (("id", call.get("id")), ("function.name", function.get("name"))):
-            if not isinstance(value, str) or not value:
-                raise ValidationError(f"{place}.{name} must be a non-empty string, got {shown(value)}")
-        arguments = function.get("arguments")
-        if not isinstance(arguments, str):
-            raise ValidationError(f"{place}.function.arguments must be JSON as a string, got {shown(arguments)}")
+    return [_read_tool_call(call, f"{field}[{position}]") for position, call in enumerate(calls)]
+
+
+def _read_tool_call(call: object, place: str) -> Mapping[str, Any]:
+    if not isinstance(call, Mapping):
+        raise ValidationError(f"{place} must be an object, got {shown(call)}")
+    kind = call.get("type", "function")
+    if kind not in ("function", "custom"):
+        raise ValidationError(f"{place}.type must be 'function' or 'custom', got {shown(kind)}")
+    tool = call.get(kind)
+    if not isinstance(tool, Mapping):
+        raise ValidationError(f"{place}.{kind} must be an object, got {shown(tool)}")
+    for name, value in (("id", call.get("id")), (f"{kind}.name", tool.get("name"))):
+        if not isinstance(value, str) or not value:
+            raise ValidationError(f"{place}.{name} must be a non-empty string, got {shown(value)}")
+    key, form = ("input", "text") if kind == "custom" else ("arguments", "JSON as a string")
+    text = tool.get(key)
+    if not isinstance(text, str):
+        raise ValidationError(f"{place}.{kind}.{key} must be {form}, got {shown(text)}")
+    return (
+        call if kind == "function" else {"id": call["id"], "type": "function", "function": called(tool["name"], text)}
+    )
 
 
 def check_tool_result(tool_call_id: object, field: str) -> None:

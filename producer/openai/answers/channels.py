@@ -141,7 +141,7 @@ class ChannelParser:
         return MessageParts(reasoning=separator + body)
 
     def _end_message(self, *, is_cut: bool = False) -> MessageParts:
-        """End the message, and return what was kept of it."""
+        """End the message, and return its parts that were held back."""
         if self._function is None:
             return MessageParts()
         parts = MessageParts()

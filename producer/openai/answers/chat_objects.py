@@ -18,12 +18,20 @@ class FunctionCall(msgspec.Struct):
     arguments: str
 
 
+class CustomCall(msgspec.Struct):
+    """The called custom tool, and its input."""
+
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, kw_only=True):
-    """A tool call. The message with its result refers to ``id``."""
+    """A tool call, which has the part that its type names. The message with its result refers to ``id``."""
 
     id: str
-    type: Literal["function"]
-    function: FunctionCall
+    type: Literal["function", "custom"]
+    function: FunctionCall | UnsetType = UNSET
+    custom: CustomCall | UnsetType = UNSET
 
 
 class FunctionCallDelta(msgspec.Struct, kw_only=True):
@@ -33,13 +41,21 @@ class FunctionCallDelta(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class CustomCallDelta(msgspec.Struct, kw_only=True):
+    """The part of a custom tool's call that a chunk adds. The first one has the whole name."""
+
+    name: str | UnsetType = UNSET
+    input: str
+
+
 class ToolCallDelta(msgspec.Struct, kw_only=True):
     """The part of the ``index``-th call that a chunk adds. The first one has ``id`` and ``type``."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionCallDelta
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionCallDelta | UnsetType = UNSET
+    custom: CustomCallDelta | UnsetType = UNSET
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):

@@ -25,7 +25,7 @@ from ..tools.call_reader import Content, Piece
 from ..tools.definitions import Function, ToolChoice, allowed_functions, read_tool_choice, read_tools
 from ..tools.forcing import NativeCalls, forced_json, native_calls
 from ..tools.formats import LIST_OF_CALLS, CallFormat, find_tool_call_style, named_call
-from ..tools.parser import ToolCallParser
+from ..tools.parser import InputParser, ToolCallParser
 from .channels import ChannelParser
 from .common import OpenAIFinishReason
 from .parts import CallDelta, MessageParts
@@ -74,9 +74,11 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         functions: for the chat template; empty with ``tool_choice`` "none".
+        custom_tools: names of those whose calls have an input instead of arguments.
         grammar: grammar of the output; None for free text.
         grammar_fields: the body's names of the engine's grammar fields.
-        call_format: None if the answer has no calls, or has them in channels.
+        call_format: None if the answer has no calls, or has them in channels, or is the input of one.
+        input_of: the custom tool whose input the answer is; empty for other answers.
         has_channels: whether the answer is in OpenAI's harmony format.
         is_single: whether only the first call is returned.
         reasoning: None if no reasoning is split off.
@@ -86,9 +88,11 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     functions: list[Function]
+    custom_tools: frozenset[str] = frozenset()
     grammar: StructuredOutputsParams | None
     grammar_fields: dict[str, str]
     call_format: CallFormat | None
+    input_of: str = ""
     has_channels: bool
     is_single: bool
     reasoning: ReasoningFormat | None
@@ -114,7 +118,7 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
             return ChannelParser(
                 names, whole=whole, is_single=self.is_single, includes_reasoning=self.includes_reasoning
             )
-        if self.call_format is None and self.reasoning is None:
+        if self.call_format is None and not self.input_of and self.reasoning is None:
             return PlainText()
         return FormParser(self, whole=whole)
 
@@ -124,8 +128,10 @@ class FormParser:
 
     def __init__(self, form: AnswerForm, *, whole: bool) -> None:
         self._form = form
-        self._calls: ToolCallParser | None = None
-        if form.call_format is not None:
+        self._calls: ToolCallParser | InputParser | None = None
+        if form.input_of:
+            self._calls = InputParser(form.input_of)
+        elif form.call_format is not None:
             schemas = {function.name: function.parameters for function in form.functions}
             self._calls = ToolCallParser(form.call_format, schemas, whole=whole)
         self._splitter: ReasoningSplitter | None = None
@@ -243,9 +249,11 @@ def answer_form(
     is_inside = is_inside and not is_thinking_off(template_kwargs)
     return AnswerForm(
         functions=[] if choice.mode == "none" else functions,
+        custom_tools=frozenset(function.name for function in functions if function.is_custom),
         grammar=output_grammar,
-        grammar_fields=_grammar_fields(grammar, call_grammar, format_grammar),
+        grammar_fields=_grammar_fields(grammar, call_grammar, format_grammar, calls.input_of),
         call_format=calls.call_format,
+        input_of=calls.input_of,
         has_channels=parsers.tool_call == CHANNELS and output_grammar is None,
         is_single=not is_parallel,
         reasoning=reasoning,
@@ -266,11 +274,14 @@ def _grammar_fields(
     grammar: StructuredOutputsParams | None,
     call_grammar: StructuredOutputsParams | None,
     format_grammar: StructuredOutputsParams | None,
+    input_of: str,
 ) -> dict[str, str]:
     if grammar is not None or (call_grammar is None and format_grammar is None):
         return {}
     if call_grammar is not None:
-        return {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
+        names = dict.fromkeys(("json", "structural_tag"), "tools")
+        names |= dict.fromkeys(("grammar", "regex"), f"tools: the grammar of {shown(input_of)}")
+        return {f"structured_outputs.{kind}": name for kind, name in names.items()}
     return {"structured_outputs.json": SCHEMA_FIELD, "structured_outputs.structural_tag": "response_format and tools"}
 
 
@@ -278,7 +289,7 @@ class _CallForm:
     """The format of an answer's calls, and the grammar that enforces them.
 
     Attributes:
-        call_format: None without calls, or if they are in channels.
+        call_format, input_of: as in ``AnswerForm``.
         grammar: None if nothing is enforced.
     """
 
@@ -286,16 +297,22 @@ class _CallForm:
         self._name = parsers.tool_call
         style = find_tool_call_style(parsers.tool_call)
         self.call_format: CallFormat | None = None
+        self.input_of = ""
         self.grammar: StructuredOutputsParams | None = None
         self._native: NativeCalls | None = None
         if parsers.has_structural_tags:
-            self._native = native_calls(style.record.calls, functions, is_parallel=is_parallel)
+            # Only our engine with xgrammar enforces the grammars of inputs within calls.
+            held = functions if parsers.forces_natively else [tool._replace(grammar=None) for tool in functions]
+            self._native = native_calls(style.record.calls, held, is_parallel=is_parallel)
+        chosen = [function for function in functions if choice.name in (None, function.name)]
         if choice.mode == "auto":
             self.call_format = style.call_format
             if self._native is not None and (parsers.forces_natively or self._native.is_legacy):
                 self.grammar = self._native.optional()
         elif choice.is_forced and self._native is not None and parsers.forces_natively:
             self.call_format, self.grammar = style.call_format, self._native.forced(choice)
+        elif choice.is_forced and len(chosen) == 1 and chosen[0].grammar is not None and parsers.has_structural_tags:
+            self.input_of, self.grammar = chosen[0].name, chosen[0].grammar.of_answer
         elif choice.is_forced:
             self.call_format = LIST_OF_CALLS if choice.name is None else named_call(choice.name)
             self.grammar = forced_json(functions, choice, is_parallel=is_parallel)

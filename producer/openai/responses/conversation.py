@@ -8,6 +8,7 @@ from typing import Any
 
 from ....shared.values.shown import shown
 from ..errors import bad_field
+from ..tools.custom import called
 from .items import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -74,8 +75,7 @@ def _function(call: FunctionCall | CustomToolCall | ToolSearchCall) -> dict[str,
         case FunctionCall():
             return {"name": flat_name(call.name, call.namespace or None), "arguments": call.arguments}
         case CustomToolCall():
-            arguments = json.dumps({"input": call.input}, ensure_ascii=False)
-            return {"name": flat_name(call.name, call.namespace or None), "arguments": arguments}
+            return called(flat_name(call.name, call.namespace or None), call.input)
         case ToolSearchCall():
             arguments = call.arguments
             text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)

@@ -3,7 +3,7 @@
 | kind | function | item of a call |
 | function | the same | function_call |
 | function or custom within a namespace | its name is ``NAMESPACE__NAME`` | with ``name`` and ``namespace`` |
-| custom | has one argument, the text ``input`` | custom_tool_call |
+| custom | a custom tool of the chat completion | custom_tool_call |
 | tool_search, run by the client | the same, by the name ``tool_search`` | tool_search_call |
 
 Tools that OpenAI's servers run are not offered to the model; ``ignored_tools`` names them.
@@ -18,15 +18,16 @@ from typing import Any, Literal
 
 import msgspec
 
+from ....shared.errors import ValidationError
 from ....shared.values.shown import shown
-from ..errors import bad_field
+from ..errors import bad_field, error_of
+from ..tools.custom import read_input_grammar
 
 Kind = Literal["function", "custom", "tool_search"]
 TOOL_SEARCH = "tool_search"
 SEPARATOR = "__"
 MAX_NAME_CHARS = 128
 _DIGEST_CHARS = 16
-_SYNTAXES = ("lark", "regex")
 # Kinds that the caller runs, but whose calls have forms of their own.
 _CLIENT_KINDS = ("local_shell", "apply_patch")
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
@@ -39,8 +40,7 @@ class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         flat_name: name of the function; unique in the request.
         kind, name, namespace: the caller's; ``namespace`` is None outside of one.
-        function: the function in OpenAI's form.
-        syntax, grammar: required form of a custom tool's input; empty for any text.
+        function: the function or custom tool in the form of a chat completion.
     """
 
     flat_name: str
@@ -48,8 +48,11 @@ class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     namespace: str | None = None
     function: dict[str, Any] = {}
-    syntax: str = ""
-    grammar: str = ""
+
+    @property
+    def chat_type(self) -> str:
+        """Type of the tool in a chat completion."""
+        return "custom" if self.kind == "custom" else "function"
 
 
 def read_offered(tools: Iterable[Any], field: str = "tools", namespace: str | None = None) -> list[OfferedTool]:
@@ -105,11 +108,12 @@ def chat_tools(
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         offered, choice = _allowed(offered, choice)
     if offered:
-        fields["tools"] = [{"type": "function", "function": tool.function} for tool in offered]
+        fields["tools"] = [{"type": tool.chat_type, tool.chat_type: tool.function} for tool in offered]
         if is_parallel is not None:
             fields["parallel_tool_calls"] = is_parallel
     if isinstance(choice, dict):
-        fields["tool_choice"] = {"type": "function", "function": {"name": chosen_tool(offered, choice).flat_name}}
+        tool = chosen_tool(offered, choice)
+        fields["tool_choice"] = {"type": tool.chat_type, tool.chat_type: {"name": tool.flat_name}}
     elif choice is not None:
         fields["tool_choice"] = choice
     return fields
@@ -172,39 +176,16 @@ def _function(tool: dict[str, Any], place: str, namespace: str | None) -> Offere
 
 def _custom(tool: dict[str, Any], place: str, namespace: str | None) -> OfferedTool:
     name = _text(tool, "name", place)
-    syntax, grammar = _grammar(tool.get("format"), f"{place}.format")
-    lines = [str(tool.get("description") or ""), "The argument `input` is the whole input of the tool, as plain text."]
-    if grammar:
-        lines.append(f"The input must match this grammar ({syntax}):\n{grammar}")
-    flat = flat_name(name, namespace)
-    return OfferedTool(
-        flat_name=flat,
-        kind="custom",
-        name=name,
-        namespace=namespace,
-        syntax=syntax,
-        grammar=grammar,
-        function={
-            "name": flat,
-            "description": "\n\n".join(line for line in lines if line),
-            "parameters": {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]},
-        },
-    )
-
-
-def _grammar(form: Any, place: str) -> tuple[str, str]:
-    """Return syntax and definition of a custom tool's format; empty for any text."""
-    if form is None or (isinstance(form, dict) and form.get("type") == "text"):
-        return "", ""
-    if not isinstance(form, dict) or form.get("type") != "grammar":
-        raise bad_field(f"{place}.type", f"{place}.type must be 'text' or 'grammar', got {shown(form)}")
-    # Older requests have the two fields in an object of its own.
-    inner = form.get("grammar")
-    fields = inner if isinstance(inner, dict) else form
-    if fields.get("syntax") not in _SYNTAXES:
-        syntax = shown(fields.get("syntax"))
-        raise bad_field(f"{place}.syntax", f"{place}.syntax must be 'lark' or 'regex', got {syntax}")
-    return fields["syntax"], _text(fields, "definition", place)
+    custom: dict[str, Any] = {"name": flat_name(name, namespace)}
+    if tool.get("description"):
+        custom["description"] = str(tool["description"])
+    try:
+        grammar = read_input_grammar(name, tool.get("format"), f"{place}.format")
+    except ValidationError as error:
+        raise error_of(error) from error
+    if grammar is not None:
+        custom["format"] = {"type": "grammar", "grammar": {"syntax": grammar.syntax, "definition": grammar.definition}}
+    return OfferedTool(flat_name=custom["name"], kind="custom", name=name, namespace=namespace, function=custom)
 
 
 def _search(tool: dict[str, Any]) -> OfferedTool:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from msgspec import UNSET
 
 from ..answers.pieces import CallArguments, CallStart, Content, Piece, ReasoningPiece
-from .custom_input import CustomInputReader
+from ..tools.custom_input import CustomInputReader
 from .items import (
     CustomToolCall,
     FunctionCall,

@@ -9,18 +9,25 @@ from typing import Any, NamedTuple
 from ....shared.errors import ValidationError
 from ....shared.values.shown import shown
 from ..json_schema import check_schema
+from .custom import InputGrammar, custom_function, read_input_grammar
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _KEYS = frozenset({"name", "description", "parameters", "strict"})
+_KINDS = ("function", "custom")
 
 
 class Function(NamedTuple):
-    """A function that the model may call; ``parameters`` is the JSON schema of its arguments, an object."""
+    """A function that the model may call; ``parameters`` is the JSON schema of its arguments, an object.
+
+    ``is_custom``: it stands for a custom tool, whose input follows ``grammar`` if there is one.
+    """
 
     name: str
     description: str | None
     parameters: dict[str, Any]
     strict: bool
+    is_custom: bool = False
+    grammar: InputGrammar | None = None
 
     @property
     def for_template(self) -> dict[str, Any]:
@@ -104,38 +111,42 @@ def read_tool_choice(tool_choice: object, functions: Sequence[Function], *, fiel
         if tool_choice == "required" and not functions:
             raise ValidationError(f"{field} is 'required', but tools is empty; pass tools")
         return ToolChoice(tool_choice if functions else "none")
-    if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "function":
+    kind = tool_choice.get("type") if isinstance(tool_choice, Mapping) else None
+    if not isinstance(tool_choice, Mapping) or kind not in _KINDS:
         raise ValidationError(
             f"{field} must be 'none', 'auto', 'required' or "
             f"{{'type': 'function', 'function': {{'name': ...}}}}, got {shown(tool_choice)}"
         )
-    function = tool_choice.get("function")
-    name = function.get("name") if isinstance(function, Mapping) else None
-    names = [function.name for function in functions]
+    tool = tool_choice.get(kind)
+    name = tool.get("name") if isinstance(tool, Mapping) else None
+    names = [function.name for function in functions if function.is_custom == (kind == "custom")]
     if name not in names:
         offered = ", ".join(names) or "none"
-        raise ValidationError(f"{field}.function.name must be one of the tools ({offered}), got {shown(name)}")
+        raise ValidationError(f"{field}.{kind}.name must be one of the tools ({offered}), got {shown(name)}")
     return ToolChoice("required", name)
 
 
 def _read_tool(tool: object, field: str) -> Function:
     if not isinstance(tool, Mapping):
         raise ValidationError(f"{field} must be an object, got {shown(tool)}")
-    if tool.get("type") != "function":
-        raise ValidationError(
-            f"{field}.type must be 'function', the only supported type, got {shown(tool.get('type'))}"
-        )
-    function = tool.get("function")
+    kind = tool.get("type")
+    if kind not in _KINDS:
+        raise ValidationError(f"{field}.type must be 'function' or 'custom', got {shown(kind)}")
+    field, function, grammar = f"{field}.{kind}", tool.get(kind), None
     if not isinstance(function, Mapping):
-        raise ValidationError(f"{field}.function must be an object, got {shown(function)}")
+        raise ValidationError(f"{field} must be an object, got {shown(function)}")
     name, description, strict = function.get("name"), function.get("description"), function.get("strict")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValidationError(f"{field}.function.name must be 1 to 128 of a-z, A-Z, 0-9, _, . and -, got {shown(name)}")
+        raise ValidationError(f"{field}.name must be 1 to 128 of a-z, A-Z, 0-9, _, . and -, got {shown(name)}")
     if not isinstance(description, str | None):
-        raise ValidationError(f"{field}.function.description must be a string, got {shown(description)}")
+        raise ValidationError(f"{field}.description must be a string, got {shown(description)}")
     if not isinstance(strict, bool | None):
-        raise ValidationError(f"{field}.function.strict must be true or false, got {shown(strict)}")
-    return Function(name, description, _read_parameters(function, f"{field}.function.parameters"), bool(strict))
+        raise ValidationError(f"{field}.strict must be true or false, got {shown(strict)}")
+    if kind == "custom":
+        grammar = read_input_grammar(name, function.get("format"), f"{field}.format")
+        function = custom_function(function, grammar)
+    parameters = _read_parameters(function, f"{field}.parameters")
+    return Function(name, function.get("description"), parameters, bool(strict), kind == "custom", grammar)
 
 
 def _read_parameters(function: Mapping[str, Any], field: str) -> dict[str, Any]:

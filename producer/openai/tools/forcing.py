@@ -7,9 +7,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ....shared.params.answer_formats import Calls, FramedCalls, ObjectCalls
+from ....shared.params.answer_formats import (
+    Arguments,
+    Calls,
+    ElementArguments,
+    FramedCalls,
+    JsonArguments,
+    ObjectCalls,
+    TreeArguments,
+)
 from ....shared.params.structured import StructuredOutputsParams
 from ..json_schema import embeddable
+from .custom import INPUT
 from .definitions import Function, ToolChoice
 
 # Longest number that a model may write into a call whose format numbers its calls.
@@ -36,21 +45,23 @@ class NativeCalls(abc.ABC):
         section: literals around all calls; None if each call has its own.
         begin: the first line of a call that has no section.
         separator: literal between two calls.
-        is_legacy: whether ``optional`` has the form that llguidance takes, too.
+        is_legacy: whether ``optional`` has the form that llguidance takes, too, if no custom tool has a grammar.
+        arguments: form of the arguments.
     """
 
     section: tuple[str, str] | None
     begin: str
     separator: str
     is_legacy: bool = False
+    arguments: Arguments = JsonArguments()
 
     def __init__(self, functions: Sequence[Function], *, is_parallel: bool) -> None:
         self._functions = functions
         self._is_parallel = is_parallel
 
     @abc.abstractmethod
-    def tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return the structure of a call of the function ``name``, whose arguments follow ``schema``."""
+    def tag(self, name: str, content: dict[str, Any]) -> dict[str, Any]:
+        """Return the structure of a call of the function ``name``, whose arguments follow ``content``."""
 
     def forced(self, choice: ToolChoice) -> StructuredOutputsParams:
         """Return the grammar of one or more calls, of the chosen function if ``choice`` names one."""
@@ -58,22 +69,20 @@ class NativeCalls(abc.ABC):
         return _structural(self._sequence(chosen))
 
     def optional(self) -> StructuredOutputsParams | None:
-        """Return the grammar that applies to the calls in otherwise free output; None if no function is strict.
+        """Return the grammar that applies to the calls in otherwise free output; None if it would enforce nothing.
 
         The model writes free text. Once it starts a call, name and arguments must match the definitions; a function
         that is not strict takes any object.
         """
-        if not any(function.strict for function in self._functions):
+        has_grammars = any(function.grammar is not None for function in self._functions)
+        if not has_grammars and not any(function.strict for function in self._functions):
             return None
-        tags = [
-            self.tag(function.name, function.parameters if function.strict else {"type": "object"})
-            for function in self._functions
-        ]
+        tags = self._tags(self._functions, is_strict=False)
         trigger = self.begin
         if self.section is not None:
             trigger, end = self.section
             tags = [{"type": "tag", "begin": trigger, "content": self._list(tags), "end": end}]
-        if not self.is_legacy:
+        if has_grammars or not self.is_legacy:
             return _structural({"type": "triggered_tags", "triggers": [trigger], "tags": tags})
         structures = [
             {"begin": tag["begin"], "schema": tag["content"]["json_schema"], "end": tag["end"]} for tag in tags
@@ -87,11 +96,26 @@ class NativeCalls(abc.ABC):
         return _structural({"type": "or", "elements": [_json_grammar(schema), self._sequence(self._functions)]})
 
     def _sequence(self, functions: Sequence[Function]) -> dict[str, Any]:
-        calls = self._list([self.tag(function.name, function.parameters) for function in functions])
+        calls = self._list(self._tags(functions, is_strict=True))
         if self.section is None:
             return calls
-        begin, end = ({"type": "const_string", "value": value} for value in self.section)
+        begin, end = map(_literal, self.section)
         return {"type": "sequence", "elements": [begin, calls, *([end] if end["value"] else [])]}
+
+    def _tags(self, functions: Sequence[Function], *, is_strict: bool) -> list[dict[str, Any]]:
+        return [self.tag(function.name, self._content(function, is_strict=is_strict)) for function in functions]
+
+    def _content(self, function: Function, *, is_strict: bool) -> dict[str, Any]:
+        """Return the grammar of the arguments of ``function``."""
+        if function.grammar is None:
+            if is_strict or function.strict:
+                return _json_grammar(function.parameters, self.arguments.style)
+            if isinstance(self.arguments, TreeArguments):
+                return {"type": "any_text"}  # xgrammar takes no unknown names of elements
+            return _json_grammar({"type": "object"}, self.arguments.style)
+        begin, end = _around_input(self.arguments)
+        node = function.grammar.node(in_json=isinstance(self.arguments, JsonArguments))
+        return {"type": "sequence", "elements": [_literal(begin), node, _literal(end)]}
 
     def _list(self, tags: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -112,16 +136,17 @@ class _FramedCalls(NativeCalls):
         self.section = calls.sections[0] if calls.sections else None
         self.begin = calls.call.splitlines()[0]
         self.separator = calls.separator
+        self.arguments = calls.arguments
 
-    def tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    def tag(self, name: str, content: dict[str, Any]) -> dict[str, Any]:
         calls = self._calls
-        begin, content = f"{calls.call}{calls.name_prefix}{name}", _json_grammar(schema, calls.arguments.style)
+        begin = f"{calls.call}{calls.name_prefix}{name}"
         if calls.counter is None:
             begin += calls.name_end
         else:
             begin += calls.counter[0]
             number = {"type": "regex", "pattern": _COUNTER}
-            name_end = {"type": "const_string", "value": calls.counter[1] + calls.name_end}
+            name_end = _literal(calls.counter[1] + calls.name_end)
             content = {"type": "sequence", "elements": [number, name_end, content]}
         return {"type": "tag", "begin": begin, "content": content, "end": calls.call_end}
 
@@ -139,7 +164,7 @@ class _ObjectCalls(NativeCalls):
         self._open, self._close = (calls.opens[0], calls.close) if has_frames else ("", "")
         self.begin = self._open.strip() if has_frames else '{"name": '
 
-    def tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    def tag(self, name: str, content: dict[str, Any]) -> dict[str, Any]:
         calls = self._calls
         begin = f"{{{json.dumps(name)}: "
         if calls.names:
@@ -147,7 +172,7 @@ class _ObjectCalls(NativeCalls):
         return {
             "type": "tag",
             "begin": self._open + begin,
-            "content": _json_grammar(schema),
+            "content": content,
             "end": f"}}{self._close}",
         }
 
@@ -159,6 +184,23 @@ def native_calls(calls: Calls, functions: Sequence[Function], *, is_parallel: bo
     if isinstance(calls, ObjectCalls):
         return _ObjectCalls(calls, functions, is_parallel=is_parallel)
     return None
+
+
+def _around_input(arguments: Arguments) -> tuple[str, str]:
+    """Return the literals around the input of a custom tool."""
+    match arguments:
+        case ElementArguments(key=key, value=value, kind=kind):
+            line_break = "\n" if arguments.has_line_breaks else ""
+            attribute = "" if kind is None else f"{kind[0]}{arguments.string_kind}{kind[1]}"
+            return f"{key[0]}{INPUT}{key[1]}{attribute}{value[0]}{line_break}", f"{line_break}{value[1]}"
+        case TreeArguments(prefix=prefix):
+            return f"{prefix}<{INPUT}>", f"{prefix}</{INPUT}>"
+        case _:
+            return f'{{"{INPUT}": "', '"}'
+
+
+def _literal(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
 
 
 def _structural(grammar: dict[str, Any]) -> StructuredOutputsParams:

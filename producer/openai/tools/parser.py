@@ -11,11 +11,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..reasoning import safe_prefix_len
-from .call_reader import CallReader, Content, Piece
+from .call_reader import CallPiece, CallReader, Content, Piece
+from .custom import INPUT
 from .formats import CallFormat
 from .json_reader import MalformedError, Reader
+from .values import escaped
 
 _SEPARATORS = " \t\r\n,;"
+
+
+class InputParser:
+    """Parser of a text that is the input of the custom tool ``name``. The call has it in the argument ``input``."""
+
+    def __init__(self, name: str) -> None:
+        self._name: str | None = name
+
+    def feed(self, text: str) -> list[Piece]:
+        """Return the call's part for ``text``."""
+        return self._pieces(escaped(text)) if text else []
+
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """End the call, unless a limit cut its input."""
+        return self._pieces("" if is_cut else '"}')
+
+    def _pieces(self, arguments: str) -> list[Piece]:
+        name, self._name = self._name, None
+        begin = "" if name is None else f'{{"{INPUT}": "'
+        return [CallPiece(0, name, begin + arguments)]
 
 
 class ToolCallParser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
@@ -333,3 +334,47 @@ async def test_tools_that_run_elsewhere_are_named_in_a_header(ai: AsyncOpenAI) -
     assert reply.parse().tools[0].type == "web_search"
     forced = await ai.responses.create(**body, tool_choice={"type": "custom", "name": "note"}, max_output_tokens=200)
     assert forced.output[0].type == "custom_tool_call"
+
+
+NOTE: dict[str, Any] = {"type": "custom", "name": "note"}
+LINES = {
+    "lark": 'start: "*** Begin" LF line+ "*** \\"End\\""\nline: /[+-][a-f]{1,4}/ LF\n%import common.LF\n',
+    "regex": r'\*\*\* Begin\n([+-][a-f]{1,4}\n)+\*\*\* "End"',
+}
+
+
+@pytest.mark.parametrize("syntax", ["lark", "regex"])
+async def test_the_input_of_a_custom_tool_follows_its_grammar(ai: AsyncOpenAI, syntax: str) -> None:
+    tool = NOTE | {"format": {"type": "grammar", "syntax": syntax, "definition": LINES[syntax]}}
+    body: Any = {"model": "demo", "input": COUNT, "tools": [tool], "temperature": 1.5, "max_output_tokens": 400}
+    for seed, choice in enumerate(({"type": "custom", "name": "note"}, "required")):
+        body |= {"tool_choice": choice, "parallel_tool_calls": False, "extra_body": {"seed": seed}}
+        events: list[Any] = [event async for event in await ai.responses.create(**body, stream=True)]
+        deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+        (item,) = events[-1].response.output
+        assert (item.type, item.name, item.input) == ("custom_tool_call", "note", "".join(deltas))
+        assert re.fullmatch(LINES["regex"], item.input)
+        assert len(deltas) > 3
+    custom = {"name": "note", "format": {"type": "grammar", "grammar": tool["format"]}}
+    body = {"model": "demo", "messages": [{"role": "user", "content": COUNT}], "max_tokens": 400}
+    body |= {"tools": [{"type": "custom", "custom": custom}], "tool_choice": {"type": "custom", "custom": custom}}
+    completion = await ai.chat.completions.create(**body)
+    (call,) = completion.choices[0].message.tool_calls
+    assert (call.type, call.custom.name) == ("custom", "note")
+    assert re.fullmatch(LINES["regex"], call.custom.input)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(("syntax", "definition"), [("lark", 'start: "a" nope'), ("regex", "(a")])
+async def test_a_grammar_that_is_invalid_is_refused(ai: AsyncOpenAI, choice: Any, syntax: str, definition: str) -> None:
+    tool: Any = NOTE | {"format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+    chat_tool: Any = {"type": "custom", "custom": {"name": "note", "format": tool["format"]}}
+    messages: Any = [{"role": "user", "content": COUNT}]
+    calls = [
+        ai.chat.completions.create(model="demo", messages=messages, tools=[chat_tool], tool_choice=choice),
+        ai.responses.create(model="demo", input=COUNT, tools=[tool], tool_choice=choice),
+    ]
+    for call in calls:
+        with pytest.raises(openai.BadRequestError, match="tools: the grammar of 'note'") as caught:
+            await call
+        assert caught.value.param == "tools"

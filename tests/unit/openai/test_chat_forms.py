@@ -17,15 +17,25 @@ from penstock.producer.openai.parsers import ParserChoice, Parsers
 from penstock.producer.openai.prepared import Prepared
 from penstock.producer.results import CompletionOutput, RequestOutput
 from penstock.shared.deployment.records import ModelCard
-from penstock.shared.errors import ConfigurationError
+from penstock.shared.errors import ConfigurationError, ValidationError
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.params.structured import GRAMMAR_FIELDS, StructuredOutputsParams
 
 from .generating import prepare
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
 NOW = {"type": "function", "function": {"name": "now"}}
+PATCH: dict[str, Any] = {
+    "type": "custom",
+    "custom": {
+        "name": "patch",
+        "description": "Changes files.",
+        "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a"+'}},
+    },
+}
+ITS_CHOICE = {"type": "custom", "custom": {"name": "patch"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
 
@@ -65,8 +75,8 @@ def streamed(
                     assert call.pop("index") == len(message["tool_calls"])
                     message["tool_calls"].append(call)
                 else:
-                    function = message["tool_calls"][call["index"]]["function"]
-                    function["arguments"] += call["function"]["arguments"]
+                    kind, text = ("custom", "input") if "custom" in call else ("function", "arguments")
+                    message["tool_calls"][call["index"]][kind][text] += call[kind][text]
     return {"message": message, "finish_reason": finish_reason}
 
 
@@ -297,3 +307,80 @@ def test_any_cut_of_a_stream_gives_the_same_messages(data: st.DataObject) -> Non
     pieces = [text[start:end] for start, end in itertools.pairwise(bounds)]
     prepared = chat("qwen3", tools=[WEATHER, NOW], stream=True)
     assert streamed(prepared, *pieces) == streamed(prepared, text)
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"input": "a\\n\\"b"}', '{"input":"a\\n\\u0022b"}', '{"x": 1, "input": "a\\n\\"b"}']
+)
+def test_calls_of_custom_tools_have_an_input(arguments: str) -> None:
+    prepared = chat(tools=[NOW, PATCH], stream=True)
+    text = f'<tool_call>{{"name": "patch", "arguments": {arguments}}}</tool_call>{CALL}'
+    for answer in (answered(prepared, text), streamed(prepared, text), streamed(prepared, *text)):
+        patch, weather = answer["message"]["tool_calls"]
+        assert (patch["type"], patch["custom"]) == ("custom", {"name": "patch", "input": 'a\n"b'})
+        assert (weather["type"], "custom" in weather) == ("function", False)
+        assert answer["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("choice", [ITS_CHOICE, "required"], ids=["named", "required"])
+def test_a_forced_answer_is_the_input_of_a_custom_tool(choice: Any) -> None:
+    prepared = chat(tools=[PATCH], tool_choice=choice, stream=True)
+    assert prepared.params.structured_outputs == StructuredOutputsParams(grammar='start: "a"+')
+    for text in ("aaa", ' {"input": "a"}', "\n\\"):
+        for answer in (answered(prepared, text), streamed(prepared, text), streamed(prepared, *text)):
+            (call,) = answer["message"]["tool_calls"]
+            assert call["custom"] == {"name": "patch", "input": text}
+            assert (answer["finish_reason"], answer["message"]["content"] or "") == ("tool_calls", "")
+    cut = answered(prepared, "aa", FinishReason.LENGTH)
+    assert (cut["message"]["tool_calls"][0]["custom"]["input"], cut["finish_reason"]) == ("aa", "length")
+    assert streamed(prepared, "")["message"]["tool_calls"][0]["custom"] == {"name": "patch", "input": ""}
+    refused = ValidationError("structured_outputs.grammar is refused by llguidance: nope")
+    message = "^tools: the grammar of 'patch' is refused by llguidance: nope$"
+    with pytest.raises(ValidationError, match=message), prepared.naming_fields():
+        raise refused
+
+
+def test_thinking_precedes_the_input_of_a_custom_tool() -> None:
+    prepared = chat("qwen3", tools=[PATCH], tool_choice=ITS_CHOICE, thinks=True, stream=True)
+    text = "<think>\nSo.\n</think>aa"
+    for answer in (answered(prepared, text), streamed(prepared, *text)):
+        assert (answer["message"]["reasoning"], answer["message"]["tool_calls"][0]["custom"]["input"]) == ("So.", "aa")
+
+
+@pytest.mark.parametrize(
+    ("parsers", "choice", "expected"),
+    [
+        (Parsers(forces_natively=True), ITS_CHOICE, "structural_tag"),
+        (Parsers(forces_natively=True), "auto", "structural_tag"),
+        (Parsers(), "auto", None),  # llguidance has no structural tag for it
+        (Parsers(has_structural_tags=False), ITS_CHOICE, "json"),  # llama-server takes no Lark
+        (Parsers("mistral", forces_natively=True), ITS_CHOICE, "grammar"),
+        (Parsers("mistral", forces_natively=True), "auto", None),
+        (Parsers(), "required", "json"),
+    ],
+)
+def test_the_grammar_of_an_input_is_enforced_where_the_engine_can(
+    parsers: Parsers, choice: Any, expected: str | None
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hot?"}], "tools": [NOW, PATCH], "tool_choice": choice}
+    constraint = prepare(CHAT_COMPLETIONS, body, parsers).params.structured_outputs
+    kinds = [] if constraint is None else [kind for kind in GRAMMAR_FIELDS if getattr(constraint, kind) is not None]
+    assert kinds == ([] if expected is None else [expected])
+    if expected == "structural_tag":
+        assert constraint is not None
+        assert "tool_input" in str(constraint.structural_tag)
+
+
+def test_custom_calls_in_messages_reach_the_template_as_functions() -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": '"a"'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hot?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "done"},
+    ]
+    prompt: Any = prepare(CHAT_COMPLETIONS, {"messages": messages, "tools": [PATCH]}).prompt
+    function = {"name": "patch", "arguments": '{"input": "\\"a\\""}'}
+    assert prompt[1]["tool_calls"] == [{"id": "c", "type": "function", "function": function}]
+    del call["custom"]["input"]
+    with pytest.raises(OpenAIError, match=r"messages\[1\]\.tool_calls\[0\]\.custom\.input must be text"):
+        prepare(CHAT_COMPLETIONS, {"messages": messages})

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.producer.openai.answers.channels import ChannelParser
 from penstock.producer.openai.reasoning import MarkRemover, ReasoningSplitter
-from penstock.producer.openai.responses.custom_input import CustomInputReader
+from penstock.producer.openai.tools.custom_input import CustomInputReader
 from penstock.producer.openai.tools.formats import LIST_OF_CALLS, TOOL_CALL_PARSERS, named_call
 from penstock.producer.openai.tools.parser import ToolCallParser
 from penstock.shared.params.answer_formats import REASONING_FORMATS, TOOL_CALL_FORMATS

@@ -24,6 +24,10 @@ def tool(name: str = "weather", **function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **function}}
 
 
+def custom(**form: Any) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": "patch", "format": form}}
+
+
 def hermes(functions: list[Function]) -> NativeCalls:
     native = native_calls(TOOL_CALL_FORMATS["hermes"].calls, functions, is_parallel=True)
     assert native is not None
@@ -43,7 +47,11 @@ def test_a_tool_reaches_the_template_as_transformers_gives_it() -> None:
     [
         ("weather", "tools must be a list"),
         ([1], r"tools\[0\] must be an object"),
-        ([{"type": "custom"}], r"tools\[0\]\.type must be 'function'"),
+        ([{"type": "web_search"}], r"tools\[0\]\.type must be 'function' or 'custom'"),
+        ([{"type": "custom"}], r"tools\[0\]\.custom must be an object"),
+        ([custom(type="xml")], r"tools\[0\]\.custom\.format\.type must be 'text' or 'grammar'"),
+        ([custom(type="grammar", grammar={"syntax": "ebnf"})], r"custom\.format\.syntax must be 'lark' or 'regex'"),
+        ([custom(type="grammar", grammar={"syntax": "lark"})], r"custom\.format\.definition must be given"),
         ([{"type": "function", "function": 1}], r"tools\[0\]\.function must be an object"),
         ([tool("a b")], r"tools\[0\]\.function\.name must be 1 to 128"),
         ([tool(), tool()], r"tools\[1\]\.function\.name must be unique"),

@@ -21,6 +21,7 @@ from .schemas.xgrammar import schema_for_xgrammar
 from .spec import MAX_WHITESPACE, GrammarKind, GrammarSpec
 from .spelling import Spelling
 from .structural_tag import convert_schemas, legacy_tags
+from .tool_input import with_tool_inputs
 from .utf8 import Utf8Guard, without_wrong_pairs
 from .vocabulary import Vocabulary
 
@@ -150,7 +151,7 @@ class XgrammarBackend:
 def _structural_tag(spec: GrammarSpec) -> dict[str, Any]:
     description = json.loads(spec.text)
     if "structures" not in description:
-        return convert_schemas(description, schema_for_xgrammar, spec.field)
+        return with_tool_inputs(convert_schemas(description, schema_for_xgrammar, spec.field), spec.field)
     tags = [
         xgrammar.StructuralTagItem(begin=begin, schema=json.dumps(schema_for_xgrammar(schema, spec.field)), end=end)
         for begin, schema, end in legacy_tags(description, spec.field)

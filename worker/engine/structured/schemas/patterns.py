@@ -209,8 +209,8 @@ def in_json(ranges: Ranges, place: str, *, is_needed: bool = True) -> str:
     Args:
         is_needed: whether to raise if no character has a short spelling; otherwise the result is "".
     """
-    plain = without(ranges, _ESCAPED_IN_JSON)
-    escapes = "".join(f"\\u{ord(code):04x}" for char, code in _SPELLING.items() if contains(ranges, char))
+    plain, codes = spelled_in_json(ranges)
+    escapes = "".join(f"\\u{ord(code):04x}" for code in codes)
     if not plain and not escapes:
         if not is_needed:
             return ""
@@ -220,6 +220,16 @@ def in_json(ranges: Ranges, place: str, *, is_needed: bool = True) -> str:
     alternatives = [class_of(plain)] if plain else []
     alternatives += [rf"\\[{escapes}]"] if escapes else []
     return f"(?:{'|'.join(alternatives)})"
+
+
+def spelled_in_json(ranges: Ranges) -> tuple[Ranges, str]:
+    """Return the characters that JSON writes unescaped, and for those with a short escape what follows its backslash.
+
+    Other characters are left out.
+    """
+    return without(ranges, _ESCAPED_IN_JSON), "".join(
+        code for char, code in _SPELLING.items() if contains(ranges, char)
+    )
 
 
 def _literal(code: int) -> str:

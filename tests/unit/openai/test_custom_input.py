@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.producer.openai.responses.custom_input import CustomInputReader
+from penstock.producer.openai.tools.custom_input import CustomInputReader
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text('\\"/\n\t\U0001f600\u2028u{}')
 

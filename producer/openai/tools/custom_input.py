@@ -66,6 +66,12 @@ class CustomInputReader:
         return "".join(decoded)
 
 
+def input_of(arguments: str) -> str:
+    """Return the input of a call whose arguments are complete, or cut off by a limit."""
+    reader = CustomInputReader()
+    return reader.feed(arguments) + reader.end_input()
+
+
 def _unescape(text: str, *, is_end: bool) -> tuple[str, int]:
     """Return the characters of the escape that ``text`` begins with, and its length; 0 if it is incomplete."""
     if len(text) < 2:
