@@ -9,6 +9,7 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 from ...shared.values.shown import mask_url, shown
+from .computing import FOUR_BIT_FORMATS
 
 # The engine to which an option applies.
 _OWNERS = {"engine_python": "vllm", "engine_options": "vllm", "engine_url": "http", "engine_command": "http"}
@@ -78,10 +79,10 @@ def check_quantization(quantization: str | None, device: str, *, native_kernels:
         return
     if device == "cpu" and quantization == "fp8":
         raise ConfigurationError(
-            "quantization 'fp8' needs a GPU (device 'cuda'); on the CPU there are 'int8' and 'int4'"
+            "quantization 'fp8' needs a GPU (device 'cuda'); on the CPU there are 'int8', 'int4-mixed' and 'int4'"
         )
-    if device == "cuda" and quantization == "int4":
-        raise ConfigurationError("quantization 'int4' needs the CPU; on a GPU there are 'int8' and 'fp8'")
+    if device == "cuda" and quantization in FOUR_BIT_FORMATS:
+        raise ConfigurationError(f"quantization {quantization!r} needs the CPU; on a GPU there are 'int8' and 'fp8'")
     if device == "cpu" and not native_kernels:
         raise ConfigurationError(f"quantization {quantization!r} needs native kernels on the CPU")
 

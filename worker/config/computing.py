@@ -12,6 +12,8 @@ COMPUTING = "computation"
 # Largest number of draft tokens of a request in a step, and the number without one after `ngram`: with the last token
 # it fills a tile of 16 rows.
 MAX_DRAFT_TOKENS, DEFAULT_DRAFT_TOKENS = 64, 15
+# Formats in which most weights take four bits. Their layers are packed by examples of their inputs.
+FOUR_BIT_FORMATS = ("int4-mixed", "int4")
 
 
 class ComputingOptions(OptionGroup):
@@ -40,8 +42,9 @@ class ComputingOptions(OptionGroup):
         str | None,
         Option(
             "store the weights of linear layers in eight or four bits: faster, but logits differ by some percent "
-            "(four bits: by more); int4 on the CPU, fp8 on a GPU",
-            Choice("int8", "int4", "fp8"),
+            "(four bits: by more); int4-mixed: the output layer and the projections out of attention and "
+            "feed-forward parts in eight bits, the others in four; int4 and int4-mixed on the CPU, fp8 on a GPU",
+            Choice("int8", *FOUR_BIT_FORMATS, "fp8"),
             group=COMPUTING,
         ),
     ] = None
@@ -92,6 +95,11 @@ class ComputingOptions(OptionGroup):
             group=COMPUTING,
         ),
     ] = "auto"
+
+    @property
+    def has_four_bit_weights(self) -> bool:
+        """Whether linear layers are packed in four bits, by examples of their inputs."""
+        return self.quantization in FOUR_BIT_FORMATS
 
     @property
     def eight_bit_cache(self) -> str | None:

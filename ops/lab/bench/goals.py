@@ -18,8 +18,10 @@ from .engines.sides import (
     ALONE_DETERMINISTIC,
     ALONE_INT4,
     ALONE_INT8,
+    ALONE_MIXED,
     LLAMA,
     LLAMA_Q4,
+    LLAMA_Q4_K,
     LLAMA_Q8,
     SERVED,
     VLLM_ASYNC,
@@ -122,7 +124,11 @@ def engine_goals(row: EngineRow) -> Iterator[Goal]:
     yield from at_most("one request, ms/token, alone over vLLM offline", of_vllm, MAX_SINGLE_OVER_VLLM)
     of_llama = row.ratio(ALONE, LLAMA, single)
     yield from at_most("one request, ms/token, alone over llama.cpp", of_llama, MAX_SINGLE_OVER_LLAMA)
-    for ours, quantization, theirs in ((ALONE_INT8, "int8", LLAMA_Q8), (ALONE_INT4, "int4", LLAMA_Q4)):
+    for ours, quantization, theirs in (
+        (ALONE_INT8, "int8", LLAMA_Q8),
+        (ALONE_MIXED, "int4-mixed", LLAMA_Q4_K),
+        (ALONE_INT4, "int4", LLAMA_Q4),
+    ):
         between = f"alone with {quantization} over {theirs}"
         yield from at_most(f"one request, ms/token, {between}", row.ratio(ours, theirs, single), MAX_SINGLE_OVER_LLAMA)
         yield from at_least(f"tokens/s, {between}", row.ratio(ours, theirs, everything), MIN_QUANTIZED_OVER_LLAMA)

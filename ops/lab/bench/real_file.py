@@ -29,7 +29,7 @@ from .result import PhaseResult
 from .workload import Item, Phase
 
 _PEER = Path(__file__).parent / "peers" / "xllama_file.py"
-_FORMATS = ("auto", "int8", "int4")
+_FORMATS = ("auto", "int8", "int4-mixed", "int4")
 _SEED = 0
 _MIB = 1 << 20
 # Ids below it are tokens in every vocabulary of a real model.

@@ -102,14 +102,15 @@ def test_all_formats_of_the_demo_model(text_file: Path, capsys: pytest.CaptureFi
         ("float32", "float32"),
         ("bfloat16", "bfloat16"),
         ("int8", "bfloat16"),
+        ("int4-mixed", "bfloat16"),
         ("int4", "bfloat16"),
         ("bfloat16", "int8"),
         ("bfloat16", "fp8_e4m3"),
     ]
-    reference, bfloat16, int8, int4, int8_cache, fp8_cache = (result.kl for result in quality.formats)
-    assert None not in (reference, bfloat16, int8, int4, int8_cache, fp8_cache)
-    assert reference == 0 < bfloat16 < int8 < int4  # type: ignore[operator]
-    assert bfloat16 < int8_cache < fp8_cache  # type: ignore[operator]
+    kls = [result.kl or 0.0 for result in quality.formats]
+    reference, bfloat16, int8, mixed, int4, int8_cache, fp8_cache = kls
+    assert reference == 0 < bfloat16 < int8 < mixed < int4
+    assert bfloat16 < int8_cache < fp8_cache
     assert quality.num_windows == -(-quality.num_tokens // 511)
 
 
@@ -152,8 +153,8 @@ def test_a_format_that_the_model_refuses_is_a_line_of_the_table(
 ) -> None:
     assert main([str(mamba_folder), "--text", str(text_file), "--threads", "1"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows[3:8]] == ["bfloat16", "int8", "int4", "bfloat16", "bfloat16"]
-    for row, note, name in zip(rows[6:8], rows[8:10], ("int8", "fp8_e4m3"), strict=True):
+    assert [row[0] for row in rows[3:9]] == ["bfloat16", "int8", "int4-mixed", "int4", "bfloat16", "bfloat16"]
+    for row, note, name in zip(rows[7:9], rows[9:11], ("int8", "fp8_e4m3"), strict=True):
         assert row[1:] == [name, "-", "-", "-"]
         assert " ".join(note).startswith(
             f"bfloat16, KV cache {name}: kv_cache_dtype {name!r} needs a model that attends"
@@ -174,7 +175,7 @@ def test_a_format_that_was_requested_and_is_refused_is_a_sentence(
     ("arguments", "sentence"),
     [
         (["/no/such/folder"], "model folder '/no/such/folder' does not exist"),
-        ([MODEL, "--quantization", "int3"], "quantization must be one of int8, int4, fp8, got 'int3'"),
+        ([MODEL, "--quantization", "int3"], "quantization must be one of int8, int4-mixed, int4, fp8, got 'int3'"),
         ([MODEL, "--quantization", "fp8"], "quantization 'fp8' needs a GPU"),
         ([MODEL, "--kv-cache-dtype", "int2"], "kv_cache_dtype must be one of"),
         ([MODEL, "--device", "tpu"], "device must be one of cpu, cuda, got 'tpu'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,12 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.loading.calibration import calibration_prompts, pack_by_examples
-from penstock.worker.models.placing.packed_linear import OwnPackedLinear, pack_linear_layers
+from penstock.worker.models.placing.packed_linear import (
+    MIN_QUANTIZED_OUTPUTS,
+    OwnPackedLinear,
+    linear_layers_of,
+    pack_linear_layers,
+)
 from penstock.worker.processes.progress import Phase, ProgressWriter
 
 from ...conftest import DEMO_MODEL
@@ -29,6 +35,8 @@ from .lean_models import (
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
+# So that the output layer is large enough to be packed.
+_WIDE = {"vocab_size": 128, "vocab_size_per_layer_input": 128}
 PROMPTS = [torch.randint(0, 97, (60,), generator=torch.Generator().manual_seed(seed)).tolist() for seed in range(8)]
 
 
@@ -43,7 +51,7 @@ def test_examples_lower_the_error_of_logits(variant: str) -> None:
     changed = ALL_EXPERTS if variant in MIXTURES else {}
     plain, rounded, fed = (LeanForward(make_model(variant, torch.bfloat16, **changed), SETTINGS) for _ in range(3))
     packed: list[int] = []
-    pack_by_examples(fed, PROMPTS, lambda: packed.append(1))
+    pack_by_examples(fed, PROMPTS, report=lambda: packed.append(1))
     types = {type(module) for module in fed.network.modules() if isinstance(module, (nn.Linear, OwnPackedLinear))}
     assert OwnPackedLinear in types
     assert len(packed) == sum(isinstance(module, OwnPackedLinear) for module in fed.network.modules())
@@ -52,6 +60,24 @@ def test_examples_lower_the_error_of_logits(variant: str) -> None:
         assert not any(isinstance(module, nn.Linear) for module in lean.network.modules())
     expected = logits_of(plain)
     assert (logits_of(fed) - expected).norm() < 0.9 * (logits_of(rounded) - expected).norm()
+
+
+@pytest.mark.parametrize("variant", ["llama", "gpt oss", "gemma4", "bamba"])
+@torch.inference_mode()
+def test_mixed_keeps_the_layers_out_of_a_part_in_bytes(variant: str) -> None:
+    changed = ALL_EXPERTS if variant in MIXTURES else {}
+    lean = LeanForward(make_model(variant, torch.bfloat16, **_WIDE, **changed), SETTINGS)
+    sensitive = ("lm_head", "o_proj", "down_proj", "down", "embedding_part.output")
+    paths = {path for path, _ in linear_layers_of(lean.network)}
+    in_bytes = {path for path in paths if path.rstrip(".0123456789").endswith(sensitive)}
+    pack_by_examples(lean, PROMPTS, "int4-mixed")
+    # The examples end at the output layer, so logits of all tokens are never in memory.
+    assert isinstance(lean.network.lm_head, nn.Linear)
+    pack_linear_layers(lean.network, "int4-mixed")
+    packed: dict[str, Any] = {path: lean.network.get_submodule(path) for path in paths}
+    large = {path: layer for path, layer in packed.items() if layer.out_features >= MIN_QUANTIZED_OUTPUTS}
+    in_nibbles = {path: layer.packed_weight.is_in_nibbles for path, layer in large.items()}
+    assert in_nibbles == {path: path not in in_bytes for path in large}
 
 
 @torch.inference_mode()

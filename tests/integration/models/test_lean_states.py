@@ -96,7 +96,9 @@ def test_a_step_that_was_not_committed_leaves_nothing(variant: str) -> None:
         assert torch.equal(run_and_commit(forward, step), logits)
 
 
-@pytest.mark.parametrize(("quantization", "tolerance"), [("int8", QUANTIZED_TOLERANCE), ("int4", FOUR_BITS_TOLERANCE)])
+@pytest.mark.parametrize(
+    ("quantization", "tolerance"), [("int8", QUANTIZED_TOLERANCE), ("int4-mixed", 0.9), ("int4", FOUR_BITS_TOLERANCE)]
+)
 @torch.inference_mode()
 def test_weights_in_bytes_and_in_four_bits(quantization: str, tolerance: float) -> None:
     model = make_model("qwen3.5", torch.bfloat16)

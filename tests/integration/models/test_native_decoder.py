@@ -178,6 +178,8 @@ def alone(step: ModelInput, request: int, start: int, end: int) -> ModelInput:
     [
         *(("llama", None), ("llama", "int4"), ("mistral, with a window", None), ("gemma2", None), ("cohere", None)),
         *(("starcoder2", None), ("olmo2", "int4"), ("qwen2 moe", None), ("gpt oss", "int8")),
+        ("llama", "int4-mixed"),
+        ("gpt oss", "int4-mixed"),
         *(("gemma4", None), ("gemma4, whose keys are values", None)),
     ],
 )

@@ -17,9 +17,15 @@ from rich.console import Console
 from penstock.ops.lab.bench import run
 from penstock.ops.lab.bench.engines.growth import GrowthRow
 from penstock.ops.lab.bench.engines.judge import Verdict
-from penstock.ops.lab.bench.engines.quality import FOLDER_VARIABLE, SMOLLM2, Divergence
-from penstock.ops.lab.bench.engines.row import EngineRow, SideRow
-from penstock.ops.lab.bench.engines.sides import ALONE, ALONE_INT8, LLAMA_Q8, SERVED, VLLM_OFFLINE
+from penstock.ops.lab.bench.engines.quality import (
+    FOLDER_VARIABLE,
+    KL_LIMITS,
+    LLAMA_DIVERGENCES,
+    SMOLLM2,
+    Divergence,
+)
+from penstock.ops.lab.bench.engines.row import QUANTIZED, EngineRow, SideRow
+from penstock.ops.lab.bench.engines.sides import ALONE, ALONE_INT8, LLAMA_Q8, SERVED, VLLM_OFFLINE, choose_sides
 from penstock.ops.lab.bench.other_load import CpuTimes, LoadWatch, OtherLoad, other_load
 from penstock.ops.lab.bench.queue.durability import DurabilityCost
 from penstock.ops.lab.bench.queue.follow import FollowRow
@@ -186,11 +192,19 @@ def test_a_quantised_speed_has_its_quality_beside_it() -> None:
     for row in (int8, rival):
         row.timed = Verdict(precision="int8")
     int8.divergence = Divergence(model="SmolLM2-135M-Instruct", kl=0.0394, limit=0.045)
+    rival.divergence = LLAMA_DIVERGENCES[LLAMA_Q8]
     lines = printed(report(engines=[engines(side(ALONE, 100.0), int8, rival)])).splitlines()
-    for name, quality in ((ALONE_INT8, "0.039, SmolLM2-135M-Instruct"), (LLAMA_Q8, "not measured")):
+    for name, quality in ((ALONE_INT8, "0.039, SmolLM2-135M-Instruct"), (LLAMA_Q8, "0.001, SmolLM2-135M")):
         with_speed = [line for line in lines if name in line and "outputs" not in line]
         assert len(with_speed) == 2
         assert all(quality in line for line in with_speed)
+
+
+def test_every_quantised_side_has_a_quality(tmp_path: Path) -> None:
+    sides = [side for side in choose_sides(frozenset({"llama"}), tmp_path, []) if side.precision]
+    assert {side.precision for side in sides} == set(QUANTIZED)
+    for side in sides:
+        assert side.name in LLAMA_DIVERGENCES or (side.precision, "bfloat16") in KL_LIMITS
 
 
 def test_a_side_that_costs_more_quality_than_is_allowed_is_wrong() -> None:

@@ -38,7 +38,7 @@ def test_an_invalid_size(text: str) -> None:
         (["--engines", "0"], "--engines must be at least 1, got 0"),
         (["--engines", "9999"], "--engines must be at most 1,024, got 9999"),
         (["--device", "cdua"], "--device must be one of cpu, cuda, got 'cdua'; did you mean cuda?"),
-        (["--quantization", "w4"], "--quantization must be one of int8, int4, fp8, got 'w4'"),
+        (["--quantization", "w4"], "--quantization must be one of int8, int4-mixed, int4, fp8, got 'w4'"),
     ],
 )
 def test_a_wrong_value_of_the_command_line(words: list[str], sentence: str) -> None:

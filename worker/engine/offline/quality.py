@@ -39,6 +39,7 @@ _CACHE_BYTES = 1 << 30
 _FORMATS = {
     "cpu": (
         {"quantization": "int8"},
+        {"quantization": "int4-mixed"},
         {"quantization": "int4"},
         {"kv_cache_dtype": "int8"},
         {"kv_cache_dtype": "fp8"},
@@ -217,7 +218,9 @@ def _read_text(path: Path) -> str:
 def _add_quality_arguments(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="model folder, .gguf file, or name on the hub")
     parser.add_argument(
-        "--quantization", metavar="FORMAT", help="weights to measure: int8, int4 (CPU) or fp8 (GPU); default: all"
+        "--quantization",
+        metavar="FORMAT",
+        help="weights to measure: int8, int4-mixed, int4 (CPU) or fp8 (GPU); default: all",
     )
     parser.add_argument(
         "--kv-cache-dtype", metavar="FORMAT", help="KV cache to measure: int8, fp8, fp8_e4m3 or fp8_e5m2"

@@ -34,7 +34,7 @@ def stored_path(config: EngineConfig, folder: Path) -> Path | None:
     nothing: on a GPU, on several ranks, with random weights, or with weights in four bits, which are chosen by inputs
     of all layers before. None also if a file is missing.
     """
-    if config.quantization == "int4":
+    if config.has_four_bit_weights:
         return None
     if config.device != "cpu" or config.num_ranks > 1 or config.is_grouped or not config.needs_weights:
         return None

@@ -38,7 +38,7 @@ _BLOCK_SIZE = 16
 
 def calibration_prompts(folder: Path, config: EngineConfig, vocab_size: int, max_model_len: int) -> list[list[int]]:
     """Return the prompts by which ``pack_by_examples`` packs the model in ``folder``; none if its weights need none."""
-    if config.quantization != "int4" or config.device != "cpu":
+    if not config.has_four_bit_weights or config.device != "cpu":
         return []
     path = tokenizer_folder(folder, config.trust_remote_code) / TOKENIZER_FILE
     tokenizer = Tokenizer.from_file(str(path))
@@ -60,16 +60,20 @@ def do_not_report() -> None:
 
 
 def pack_by_examples(
-    forward: Forward, prompts: Sequence[Sequence[int]], report: Callable[[], None] = do_not_report
+    forward: Forward,
+    prompts: Sequence[Sequence[int]],
+    quantization: str = "int4",
+    report: Callable[[], None] = do_not_report,
 ) -> None:
     """Pack the linear layers of ``forward`` that take four bits, by their inputs for ``prompts``.
 
     Layers that the prompts do not reach, such as unused experts, stay plain. Caches are allocated for the prompts.
 
     Args:
+        quantization: one of ``FOUR_BIT_FORMATS``.
         report: called after each layer. All layers of a large model may take longer than the load timeout.
     """
-    _ByExamples(forward.network, report).run(forward, prompts)
+    _ByExamples(forward.network, quantization, report).run(forward, prompts)
 
 
 class _LogitsNotNeeded(Exception):
@@ -81,36 +85,42 @@ class _ByExamples:
 
     Args:
         network: on the CPU.
+        quantization: one of ``FOUR_BIT_FORMATS``.
         report: called after each layer.
     """
 
-    def __init__(self, network: nn.Module, report: Callable[[], None]) -> None:
+    def __init__(self, network: nn.Module, quantization: str, report: Callable[[], None]) -> None:
         self._report = report
         self._arena = Arena()
         model: Any = network
         self._output_layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        self._places: dict[nn.Linear, list[tuple[nn.Module, str]]] = {}
-        for parent, name, plain in linear_layers_of(network):
-            if takes_four_bits(plain):
-                self._places.setdefault(plain, []).append((parent, name))
+        self._network = network
+        self._paths: dict[nn.Linear, list[str]] = {}
+        for path, plain in linear_layers_of(network):
+            if takes_four_bits(path, plain, quantization):
+                self._paths.setdefault(plain, []).append(path)
+            elif plain is self._output_layer:
+                self._paths[plain] = []
 
     def run(self, forward: Forward, prompts: Sequence[Sequence[int]]) -> None:
-        for plain in self._places:
+        for plain in self._paths:
             vars(plain)["forward"] = partial(self._pack, plain)
         try:
             with suppress(_LogitsNotNeeded):
                 run_prompts(forward, prompts)
         finally:
-            for plain in self._places:
+            for plain in self._paths:
                 del plain.forward
 
     def _pack(self, plain: nn.Linear, inputs: Tensor) -> Tensor:
-        """Compute the layer ``plain`` by a packed one, which replaces it."""
-        feedback = error_feedback(inputs.reshape(-1, plain.in_features))
-        packed = pack_in_four_bits(plain, self._arena, feedback)
+        """Compute the layer ``plain`` by a packed one, which replaces it. An output layer in bytes ends the step."""
+        paths = self._paths.pop(plain)
         del plain.forward  # or the reference to itself would keep its weight in memory
-        for parent, name in self._places.pop(plain):
-            setattr(parent, name, packed)
+        if not paths:
+            raise _LogitsNotNeeded
+        packed = pack_in_four_bits(plain, self._arena, error_feedback(inputs.reshape(-1, plain.in_features)))
+        for path in paths:
+            self._network.set_submodule(path, packed)
         self._report()
         if plain is self._output_layer:
             raise _LogitsNotNeeded

@@ -287,7 +287,7 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
         share_experts(module, model.expert_ranks, model.architecture)
     if pools(folder, model_config, config.runner) and not isinstance(model.forward, EncoderForward):
         module = as_decoder(module, type(module).__name__)
-    if config.quantization == "int4" and not isinstance(model.forward, EncoderForward):
+    if config.has_four_bit_weights and not isinstance(model.forward, EncoderForward):
         # Examples of a layer's inputs need a forward, so one is chosen again.
         chosen, _ = _choose_forward(
             module, model.architecture, model.vocab_size, model.max_model_len, config, folder, read, model.groups

@@ -94,8 +94,8 @@ def prepare(
     """
     if config.eight_bit_cache is not None:
         use_eight_bit_cache(forward, config.eight_bit_cache, vocab_size, max_model_len)
-    if prompts:
-        pack_by_examples(forward, prompts, report)
+    if prompts and config.quantization is not None:
+        pack_by_examples(forward, prompts, config.quantization, report)
     pack(forward.network, config, device)
     if device.type == "cuda":
         return forward if config.enforce_eager else make_captured(forward, config.token_budget)
@@ -106,7 +106,7 @@ def prepare(
 
 def prepared_tolerance(config: EngineConfig) -> float | None:
     """Return the tolerance of the prepared model's logits; None for that of its dtype."""
-    if config.quantization == "int4":
+    if config.has_four_bit_weights:
         return FOUR_BITS_TOLERANCE
     return QUANTIZED_TOLERANCE if config.quantization or config.eight_bit_cache else None
 

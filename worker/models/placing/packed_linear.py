@@ -8,7 +8,7 @@ plain for one token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as muc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -36,6 +36,9 @@ Packing = Callable[[Tensor, Tensor | None, Arena], PackedWeight]
 
 # Smaller layers are gates and routers: they take no time, and rounding them would send tokens to other experts.
 MIN_QUANTIZED_OUTPUTS = 64
+# Layers that "int4-mixed" keeps in bytes, by a part of their path in lower case: the output layer, and the projections
+# out of attention and feed-forward parts, in lean networks and in those of transformers. Their rounding costs most.
+_SENSITIVE_LAYERS = frozenset(("lm_head", "o_proj", "out_proj", "down_proj", "down", "output", "wo", "fc2"))
 # oneDNN is slower on small layers: 0.5 and 0.2 ms for all of a 1.3M model's.
 _MIN_ONEDNN_ELEMENTS = 200_000
 # oneDNN's layout is made for this number; a layout for 1 token is slow for many, this one is good for both.
@@ -118,39 +121,42 @@ def pack_linear_layers(model: nn.Module, quantization: str | None = None, arena:
     """Replace the linear layers of ``model``, on the CPU, by packed ones where that is faster; return their number.
 
     Args:
-        quantization: "int8" to store weights in bytes where possible; "int4" to store the large ones in four bits.
+        quantization: "int8" to store weights in bytes where possible; "int4" to store the large ones in four bits,
+            "int4-mixed" the large ones that are not sensitive.
         arena: memory for the packed weights; None for a new one.
     """
     return replace_linear_layers(model, partial(_pack, quantization=quantization, arena=arena or Arena()))
 
 
-def replace_linear_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> int:
-    """Replace each linear layer by the result of ``make``, unless that is None; return their number.
+def replace_linear_layers(model: nn.Module, make: Callable[[str, nn.Linear], nn.Module | None]) -> int:
+    """Replace each linear layer by the result of ``make`` for its path and itself, unless that is None; return their
+    number.
 
     Layers whose ``forward`` was replaced, as transformers does for ranks that share them, stay.
     """
     num_replaced = 0
-    for module, name, plain in linear_layers_of(model):
-        replacement = make(plain)
+    for path, plain in linear_layers_of(model):
+        replacement = make(path, plain)
         if replacement is not None:
-            setattr(module, name, replacement)
+            model.set_submodule(path, replacement)
             num_replaced += 1
     return num_replaced
 
 
-def linear_layers_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Yield the linear layers that may be replaced, each with its parent and its name there. They may be replaced
-    meanwhile.
-    """
-    for module in list(model.modules()):
+def linear_layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield the paths of the linear layers that may be replaced, and the layers. They may be replaced meanwhile."""
+    for parent, module in list(model.named_modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear and "forward" not in vars(child):
-                yield module, name, child
+                yield f"{parent}.{name}" if parent else name, child
 
 
-def pack_adjacent(plain: Sequence[nn.Linear], quantization: str | None, arena: Arena) -> list[OwnPackedLinear] | None:
-    """Pack layers of one input so that ``concatenate_outputs`` needs no copy; None if that is impossible."""
-    pack, *others = {_packing_of(each, quantization) for each in plain}
+def pack_adjacent(
+    layers: Mapping[str, nn.Linear], quantization: str | None, arena: Arena
+) -> list[OwnPackedLinear] | None:
+    """Pack layers of one input, by path, so that ``concatenate_outputs`` needs no copy; None if that is impossible."""
+    plain = list(layers.values())
+    pack, *others = {_packing_of(path, each, quantization) for path, each in layers.items()}
     if pack is None or others or any(each.out_features % PANEL for each in plain[:-1]):
         return None
     whole = pack(torch.cat([each.weight.detach() for each in plain]), None, arena)
@@ -167,16 +173,19 @@ def concatenate_outputs(linears: Sequence[OwnPackedLinear]) -> PackedWeight:
     return joined
 
 
-def _pack(plain: nn.Linear, quantization: str | None, arena: Arena) -> PackedLinear | None:
-    pack = _packing_of(plain, quantization)
+def _pack(path: str, plain: nn.Linear, quantization: str | None, arena: Arena) -> PackedLinear | None:
+    pack = _packing_of(path, plain, quantization)
     if pack is not None:
         return OwnPackedLinear(plain, pack(plain.weight, plain.bias, arena))
     return OneDnnLinear(plain) if _suits_onednn(plain.weight) else None
 
 
-def takes_four_bits(plain: nn.Linear) -> bool:
-    """Return whether "int4" packs ``plain`` in four bits."""
-    return plain.out_features >= MIN_QUANTIZED_OUTPUTS and can_quantize_to_nibbles(plain.weight)
+def takes_four_bits(path: str, plain: nn.Linear, quantization: str | None) -> bool:
+    """Return whether ``plain``, which has the ``path`` in its model, is packed in four bits."""
+    if plain.out_features < MIN_QUANTIZED_OUTPUTS or not can_quantize_to_nibbles(plain.weight):
+        return False
+    is_sensitive = not _SENSITIVE_LAYERS.isdisjoint(path.lower().split("."))
+    return quantization == "int4" or (quantization == "int4-mixed" and not is_sensitive)
 
 
 def pack_in_four_bits(plain: nn.Linear, arena: Arena, feedback: Tensor | None) -> OwnPackedLinear:
@@ -184,9 +193,9 @@ def pack_in_four_bits(plain: nn.Linear, arena: Arena, feedback: Tensor | None) -
     return OwnPackedLinear(plain, quantize_weight_to_nibbles(plain.weight, plain.bias, arena, feedback))
 
 
-def _packing_of(plain: nn.Linear, quantization: str | None) -> Packing | None:
+def _packing_of(path: str, plain: nn.Linear, quantization: str | None) -> Packing | None:
     """Return the function that packs the weight for our kernel; None if the kernel does not support it."""
-    if quantization == "int4" and takes_four_bits(plain):
+    if takes_four_bits(path, plain, quantization):
         return quantize_weight_to_nibbles
     if quantization is not None and can_quantize(plain.weight):
         return quantize_weight

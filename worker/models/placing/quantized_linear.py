@@ -39,5 +39,5 @@ def quantize_linear_layers(model: nn.Module, quantization: str) -> int:
     """Replace the linear layers of ``model`` by ones in bytes, of a dtype in ``WEIGHT_DTYPES``; return their number."""
     dtype = WEIGHT_DTYPES[quantization]
     return replace_linear_layers(
-        model, lambda plain: QuantizedLinear(plain, dtype) if plain.out_features >= MIN_QUANTIZED_OUTPUTS else None
+        model, lambda _, plain: QuantizedLinear(plain, dtype) if plain.out_features >= MIN_QUANTIZED_OUTPUTS else None
     )

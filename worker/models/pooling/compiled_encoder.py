@@ -218,7 +218,7 @@ def _check_shape(plan: EncoderPlan, dtype: torch.dtype) -> None:
 def _pack_in_rows(base: Any, plan: EncoderPlan, quantization: str | None) -> None:
     arena = Arena()
     for names in names_of_linears(plan):
-        packed = pack_adjacent([base.get_submodule(name) for name in names], quantization, arena)
+        packed = pack_adjacent({name: base.get_submodule(name) for name in names}, quantization, arena)
         if packed is None:
             raise ModelLoadError(f"{', '.join(names)} cannot be packed side by side")
         for name, linear in zip(names, packed, strict=True):

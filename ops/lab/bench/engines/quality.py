@@ -17,6 +17,7 @@ import msgspec
 from .....shared.deployment import pretrained
 from .....shared.deployment.pretrained import sha256_of
 from .....shared.errors import ConfigurationError
+from .sides import LLAMA_Q4, LLAMA_Q4_K, LLAMA_Q8
 
 # A folder with the files of real models, instead of installed packages.
 FOLDER_VARIABLE = "PENSTOCK_REAL_MODELS"
@@ -25,6 +26,7 @@ FOLDER_VARIABLE = "PENSTOCK_REAL_MODELS"
 KL_LIMITS = {
     ("bfloat16", "bfloat16"): 0.0015,
     ("int8", "bfloat16"): 0.007,
+    ("int4-mixed", "bfloat16"): 0.049,
     ("int4", "bfloat16"): 0.09,
     ("bfloat16", "int8"): 0.0018,
     ("bfloat16", "fp8_e4m3"): 0.010,
@@ -99,6 +101,13 @@ class Divergence(msgspec.Struct, kw_only=True):
         return (
             f"its KL divergence from float32 is {self.kl:.4f} nats on {self.model}, and at most {self.limit} is allowed"
         )
+
+
+# Of llama.cpp's types on the same text, from weights that its quantisers made of SmolLM2, computed in float32.
+LLAMA_DIVERGENCES = {
+    name: Divergence(model="SmolLM2-135M-Instruct, weights alone", kl=kl)
+    for name, kl in ((LLAMA_Q8, 0.0011), (LLAMA_Q4_K, 0.0491), (LLAMA_Q4, 0.2733))
+}
 
 
 def measure_divergence(model: Path, quantization: str, scratch: Path) -> Divergence:

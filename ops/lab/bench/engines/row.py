@@ -12,20 +12,20 @@ from .....shared.errors import ConfigurationError
 from ..result import Figures, SideRun
 from ..workload import ALL_AT_ONCE, CHECK, Item, Phase, check_phases, timed_phases
 from .judge import Claim, Verdict, ask_truth, judge, read_vocab_size, wrong_lengths
-from .quality import Divergence, measure_divergence
+from .quality import LLAMA_DIVERGENCES, Divergence, measure_divergence
 from .roofline import decode_bytes
-from .sides import EngineAloneQuantized, Side
+from .sides import Side
 
 # Requests of each timed run whose tokens are also checked, in the timed dtype.
 NUM_SAMPLED = 4
 # Precisions whose speed is worth nothing without the quality.
-QUANTIZED = ("int8", "int4")
+QUANTIZED = ("int8", "int4-mixed", "int4")
 
 
 class SideRow(msgspec.Struct, kw_only=True):
     """A side on one model. It has rounds only if nothing is ``missing`` and nothing ``wrong``.
 
-    ``divergence`` is that of a quantised side; None for other sides, and for rivals, whose logits are not available.
+    ``divergence`` is that of a quantised side; None for other sides.
     """
 
     name: str
@@ -126,10 +126,13 @@ def measure_model(
 def _measure_quality(
     model: Path, sides: list[Side], rows: dict[str, SideRow], scratch: Path, tell: Callable[[str], None]
 ) -> None:
-    """Measure what our quantised sides cost in quality. One that costs more than is allowed is wrong."""
+    """Measure what quantised sides cost in quality. One of ours that costs more than is allowed is wrong."""
     for side in sides:
         row = rows[side.name]
-        if row.wrong or not isinstance(side, EngineAloneQuantized):
+        if row.wrong or side.precision not in QUANTIZED:
+            continue
+        if side.name in LLAMA_DIVERGENCES:
+            row.divergence = LLAMA_DIVERGENCES[side.name]
             continue
         tell(f"measuring the quality of {side.name} …")
         try:

@@ -28,10 +28,11 @@ ALONE, SERVED = "Penstock, engine alone", "Penstock through Redis"
 VLLM_SERVED = "vLLM under Penstock"
 ALONE_DETERMINISTIC = "Penstock, engine alone, deterministic"
 ALONE_INT8, ALONE_INT4 = "Penstock, engine alone, int8", "Penstock, engine alone, int4"
+ALONE_MIXED = "Penstock, engine alone, int4-mixed"
 VLLM_OFFLINE, VLLM_ASYNC, VLLM_HTTP = "vLLM offline", "vLLM in-process async", "vLLM HTTP server"
 STATIC, CONTINUOUS = "transformers static", "transformers continuous"
 LLAMA = "llama.cpp"
-LLAMA_Q8, LLAMA_Q4 = "llama.cpp, Q8_0", "llama.cpp, Q4_K_M"
+LLAMA_Q8, LLAMA_Q4_K, LLAMA_Q4 = "llama.cpp, Q8_0", "llama.cpp, Q4_K_M", "llama.cpp, Q4_0"
 RUN_TIMEOUT_S = 1800.0
 # In a rival's folder once all of it is there and could be imported.
 INSTALLED_MARK = ".installed"
@@ -203,7 +204,7 @@ def choose_sides(peers: frozenset[str], peers_folder: Path, engine_options: list
     sides.append(EngineAlone([*engine_options, "--deterministic"], ALONE_DETERMINISTIC))
     sides += [
         EngineAloneQuantized(name, quantization, engine_options)
-        for name, quantization in ((ALONE_INT8, "int8"), (ALONE_INT4, "int4"))
+        for name, quantization in ((ALONE_INT8, "int8"), (ALONE_MIXED, "int4-mixed"), (ALONE_INT4, "int4"))
     ]
     sides.append(ThroughRedis(engine_options))
     if "vllm" in peers:
@@ -214,7 +215,12 @@ def choose_sides(peers: frozenset[str], peers_folder: Path, engine_options: list
         sides.append(PeerScript(STATIC, "transformers_static.py"))
         sides.append(PeerScript(CONTINUOUS, "transformers_continuous.py"))
     if "llama" in peers:
-        for name, file_type, precision in ((LLAMA, "", ""), (LLAMA_Q8, "Q8_0", "int8"), (LLAMA_Q4, "Q4_K_M", "int4")):
+        for name, file_type, precision in (
+            (LLAMA, "", ""),
+            (LLAMA_Q8, "Q8_0", "int8"),
+            (LLAMA_Q4_K, "Q4_K_M", "int4-mixed"),
+            (LLAMA_Q4, "Q4_0", "int4"),
+        ):
             options = ("--file-type", file_type) if file_type else ()
             folder = peers_folder / "llama"
             sides.append(PeerScript(name, "llama_batch.py", folder, options=options, precision=precision))

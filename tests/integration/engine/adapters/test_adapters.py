@@ -128,7 +128,7 @@ def test_layers_that_are_fused_in_the_model_itself(
     assert generate(engine_over(folder).core, asked)["r8 0"] == expected
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", "int4-mixed", "int4"])
 def test_adapters_work_with_quantised_weights(quantization: str, prompts: list[list[int]], tmp_path: Path) -> None:
     """The adapter is not quantised; the compiled decoder applies it like the layers in Python."""
     said = {"r8": lora_request(write_adapter(tmp_path / "a", load_base(DEMO_MODEL), R8))}

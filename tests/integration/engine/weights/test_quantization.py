@@ -24,6 +24,10 @@ from ..harness import generate, request
 
 HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
 
+# Of the demo model in float32: four layers with 1,088 outputs in 17 / 32 of a byte and 576 in bytes, and an output
+# layer of 384. All have 192 inputs; those with twice as many count twice.
+MIXED_SHARE = (4 * 1088 * 17 / 32 + 4 * 576 + 384) / (4 * (4 * (1088 + 576) + 384))
+
 
 def demo_core(**options: Any) -> EngineCore:
     config = EngineConfig(model=str(DEMO_MODEL), num_threads=1, kv_cache_memory=1 << 24, **options)
@@ -38,7 +42,7 @@ def bytes_of_weights(core: EngineCore) -> int:
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
-@pytest.mark.parametrize(("quantization", "share"), [("int8", 1 / 4), ("int4", 17 / 128)])
+@pytest.mark.parametrize(("quantization", "share"), [("int8", 1 / 4), ("int4-mixed", MIXED_SHARE), ("int4", 17 / 128)])
 def test_the_demo_model_still_answers_right_on_a_share_of_the_bytes(quantization: str, share: float) -> None:
     tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     questions = demo_questions(60, seed=1)
@@ -72,7 +76,11 @@ def test_impossible_options_are_refused_before_loading() -> None:
     for wrong in wrongs:
         with pytest.raises(ConfigurationError, match="quantization"):
             EngineConfig(model="any", **wrong)
-    for device, quantization, needs in (("cpu", "fp8", "a GPU"), ("cuda", "int4", "the CPU")):
+    for device, quantization, needs in (
+        ("cpu", "fp8", "a GPU"),
+        ("cuda", "int4", "the CPU"),
+        ("cuda", "int4-mixed", "the CPU"),
+    ):
         with pytest.raises(ConfigurationError, match=f"needs {needs}"):
             EngineConfig(model="any", device=device, quantization=quantization)
     old = EngineConfig(model="any", device="cuda", quantization="fp8")

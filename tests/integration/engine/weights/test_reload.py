@@ -50,6 +50,7 @@ def reload(engine: Engine, folder: Path, **fields: Any) -> WeightsReloaded:
         {"dtype": "bfloat16"},
         {"quantization": "int8"},
         {"quantization": "int4"},
+        {"quantization": "int4-mixed"},
         {"kv_cache_dtype": "fp8_e4m3"},
         {"kv_cache_dtype": "int8"},
         {"native_kernels": False},

@@ -112,7 +112,7 @@ def test_saved_state_of_transformed_weights_gives_the_same_tokens(
     assert tokens(served) == changed
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", "int4-mixed", "int4"])
 def test_rounded_weights_are_not_saved(make_engine: MakeEngine, quantization: str, tmp_path: Path) -> None:
     error = refusal(make_engine(quantization=quantization), SaveShardedState(str(tmp_path / "saved")))
     assert error.code == "engine_state"
