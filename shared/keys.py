@@ -70,6 +70,9 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:{MODEL}:suspects                    list      ids that may have killed an engine; claimed first, run alone
     NS:{MODEL}:ward                        string    engine that drains for the suspects; expires
     NS:{MODEL}:leases                      zset      engine -> ms at which its lease ends; removed with its claims
+    NS:{MODEL}:homes                       zset      device that may wake it -> ms at which that ends, unless renewed
+    NS:{MODEL}:home_states                 hash      device -> level of its sleep and ms to wake it; as homes
+    NS:{MODEL}:grants                      zset      device that wakes it now -> ms at which that ends
     NS:{MODEL}:claims:ENGINE               hash      request id -> epoch of each claim of the engine
     NS:{MODEL}:clients                     zset      client -> ms at which its lease ends
     NS:{MODEL}:client:CLIENT               set       interactive requests that depend on the client's lease
@@ -86,6 +89,7 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:{MODEL}:waves:GROUP                 channel   WaveStarted, from a rank of it to the others
     NS:{MODEL}:wake                        channel   "claim again", to all engines: queue resumed, policies changed
     NS:{MODEL}:engine:ENGINE:wake          channel   "claim again", to one engine with free capacity
+    NS:{MODEL}:wanted                      channel   "a request waits and no engine claims", to its homes
     NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end
     NS:{MODEL}:log:ID                      list      its Delta records; result_ttl_ms after its end
     NS:{MODEL}:events                      stream    moves of requests; the last events_kept of the policy
@@ -311,6 +315,8 @@ class ModelKeys:
         self.outbox = self.prefix + "outbox"
         self.events = self.prefix + "events"
         self.wake = self.prefix + "wake"
+        self.homes = self.prefix + "homes"
+        self.wanted = self.prefix + "wanted"
         self.virtual = self.prefix + "virtual"
         self.expiries = self.prefix + "expiries"
 

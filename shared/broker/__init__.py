@@ -20,6 +20,7 @@ from .broker import (
 )
 from .dead_letter import DeadLetter
 from .engine_calls import EngineCalls
+from .homes import Demand, Grant, GrantReply, Home, Homes
 from .input import MAX_CHUNKS, MAX_INPUT_BYTES, RequestInput
 from .queue import Queue
 from .request_history import STATE_WORDS, RequestFilter, RequestHistory
@@ -42,10 +43,15 @@ __all__ = [
     "Broker",
     "Claim",
     "DeadLetter",
+    "Demand",
     "EngineCalls",
     "EngineCapacity",
     "Entry",
     "FinalRecord",
+    "Grant",
+    "GrantReply",
+    "Home",
+    "Homes",
     "Queue",
     "ReapResult",
     "Record",

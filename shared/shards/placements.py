@@ -87,7 +87,7 @@ async def recorded_places(home: CommandConnection, keys: Keys) -> dict[str, str]
 
 def lives_here(keys: ModelKeys) -> list[str]:
     """Return keys of which a model has one on the Redis where it was used."""
-    return [keys.queue, keys.policy, keys.tenant_policies, keys.leases, keys.dead]
+    return [keys.queue, keys.policy, keys.tenant_policies, keys.leases, keys.homes, keys.dead]
 
 
 def choose_shard(model: str, names: Iterable[str]) -> str:

@@ -28,7 +28,7 @@ _epochs: dict[tuple[str, int], int] = {}
 
 
 # What runs on a cluster and in another database, too: where channels, counts of subscribers and damage are.
-ON_BOTH = ("test_deaths", "test_input", "test_pause", "test_scripts", "test_wakes")
+ON_BOTH = ("test_deaths", "test_homes", "test_input", "test_pause", "test_scripts", "test_wakes")
 
 
 def change_script(monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str) -> None:

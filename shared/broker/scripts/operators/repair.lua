@@ -164,13 +164,15 @@ end
 
 for name, right_type in pairs({policy = 'string', active = 'set', returned = 'list', suspects = 'list', leases = 'zset',
   clients = 'zset', deadlines = 'zset', fail_fast = 'set', dead = 'zset', reserved = 'string', ward = 'string',
-  blocked = 'zset', vacant = 'zset', outbox = 'stream', events = 'stream', layout = 'string'}) do
+  blocked = 'zset', vacant = 'zset', outbox = 'stream', events = 'stream', layout = 'string',
+  homes = 'zset', grants = 'zset'}) do
   require_type(name, right_type)
 end
 keep_fields('queue', {credit = is_number, depth = is_integer, tokens = is_integer, num_started = is_count,
   num_awaiting = is_count, ended = is_count, ended_seen = is_count, entered = is_count, rate = is_rate})
 keep_fields('rooms', parse_capacity)
 keep_fields('reaper', is_count)
+keep_fields('home_states', function(state) return string.find(state, '^[0-3] %d+$') end)
 repair_policies()
 for _, band in ipairs(queue_policy(prefix).bands) do
   for _, kind in ipairs({'ready:', 'heads:', 'idle:'}) do require_type(kind .. band, 'zset') end

@@ -27,7 +27,8 @@ end
 
 local ONLY_KEPT = 1000
 
--- Wake as many engines with free capacity as there are requests. None while the model is paused.
+-- Wake as many engines with free capacity as there are requests. None while the model is paused. If no engine claims,
+-- tell the devices that could wake one (homes.lua); they read the demand themselves, so this may be lost.
 -- num_for_kept(num_seqs) is the number of requests that may have a sequence which an engine with num_seqs reserves;
 -- all, if it is nil. preferred has engines to wake first, if they have capacity, and for how many of the requests each.
 local MAX_UNSUITABLE = 8 -- engines are mostly alike: if these cannot take the requests, others rarely can
@@ -67,6 +68,9 @@ local function wake_engines(prefix, num_requests, num_for_kept, preferred)
     end
   end
   if #unsuitable > 0 then redis.call('ZADD', vacant, unpack(unsuitable)) end
+  if num_woken == 0 and redis.call('HLEN', prefix .. 'rooms') == 0 and redis.call('EXISTS', prefix .. 'homes') == 1 then
+    redis.call('PUBLISH', prefix .. 'wanted', '')
+  end
 end
 
 -- Write an engine's capacity. nil removes it: it claims and is woken no more, and other engines claim the requests that

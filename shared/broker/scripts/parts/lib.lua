@@ -107,7 +107,7 @@ local function emit(prefix, key, id, record, count, ...)
   return true
 end
 
--- Leases are sorted sets, "leases" of engines and "clients" of clients. "reaper" has the duration of the longest of
+-- Leases are sorted sets: "leases" of engines, "clients" of clients, "homes" and "grants" of devices. "reaper" has the duration of the longest of
 -- each; it is not in "queue", which exists only on the model's server, while a client may renew its lease elsewhere.
 function marks.set_lease(prefix, kind, name, ttl_ms)
   local reaper, field = prefix .. 'reaper', 'longest_ms:' .. kind
@@ -121,8 +121,11 @@ function marks.cut_leases(prefix, kind)
   if longest_ms > 0 then marks.cut_all(prefix .. kind, longest_ms) end
 end
 
--- Whether any engine holds a lease.
+-- Whether any engine holds a lease, or a device could wake one (homes.lua).
 local function is_served(prefix)
-  marks.cut_leases(prefix, 'leases')
-  return redis.call('ZCOUNT', prefix .. 'leases', now_ms(), '+inf') > 0
+  for _, kind in ipairs({'leases', 'homes'}) do
+    marks.cut_leases(prefix, kind)
+    if redis.call('ZCOUNT', prefix .. kind, now_ms(), '+inf') > 0 then return true end
+  end
+  return false
 end

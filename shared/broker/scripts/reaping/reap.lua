@@ -1,4 +1,4 @@
--- uses: death, series
+-- uses: death, homes, series
 -- End requests that are past their deadline, reclaim the requests of engines whose lease has expired, and cancel the
 -- requests of clients that have vanished. KEYS: leases. ARGV: prefix, max_deliveries, lease_ttl_ms, max_gap_ms, cause.
 -- Call it several times per second, from any number of reapers. Returns a list of {kind, name, queued again or
@@ -122,6 +122,8 @@ for _, engine in ipairs(engines) do
   local num_returned, num_parked = unpack(counts)
   reaped[#reaped + 1] = {'engine', engine, num_returned, num_parked}
 end
+
+drop_expired_homes(prefix)
 
 local clients = redis.call('ZRANGEBYSCORE', prefix .. 'clients', '-inf', time_ms, 'LIMIT', 0, MAX_CLIENTS)
 for _, client in ipairs(clients) do

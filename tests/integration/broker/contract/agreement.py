@@ -30,6 +30,7 @@ def check_all(found: Snapshot, expected: ExpectedQueue) -> None:
     check_registers(found, expected)
     check_rooms(found, expected)
     check_warmth(found, expected)
+    check_homes(found, expected)
 
 
 def check_requests(found: Snapshot, expected: ExpectedQueue) -> None:
@@ -152,6 +153,14 @@ def check_warmth(found: Snapshot, expected: ExpectedQueue) -> None:
     for request_id, request in expected.requests.items():
         marked = found.of("request")[request_id].get("warm", "")
         assert marked == (request.warm if request.is_fresh else "")
+
+
+def check_homes(found: Snapshot, expected: ExpectedQueue) -> None:
+    """Each home has a state, and only a home that sleeps has a grant."""
+    assert set(found.one("homes")) == expected.homes.keys()
+    levels = {device: int(state.split()[0]) for device, state in found.one("home_states").items()}
+    assert levels == expected.homes
+    assert set(found.one("grants")) == expected.grants
 
 
 def check_registers(found: Snapshot, expected: ExpectedQueue) -> None:

@@ -118,6 +118,9 @@ class ExpectedQueue:
         self.rooms: dict[str, ExpectedRoom] = {}
         self.requests: dict[str, ExpectedRequest] = {}
         self.leases: set[str] = set()
+        # Devices that may wake the model, with their level, and those that wake it now.
+        self.homes: dict[str, int] = {}
+        self.grants: set[str] = set()
         # Engines whose last claim left room. They may have been woken since; their next claim tells.
         self.vacant: set[str] = set()
         self.is_paused = False
@@ -212,7 +215,7 @@ class ExpectedQueue:
         return len(due)
 
     def end_unserved(self) -> None:
-        if self.leases:
+        if self.leases or self.homes:
             return
         for request in self.requests.values():
             if request.fail_fast and request.alive:

@@ -22,10 +22,10 @@ from ..snapshot import read_snapshot, restore, save
 from .agreement import check_all
 from .engine_machine import CLIENTS, NUMBERS
 from .expected import BANDS, TENANTS, ExpectedQueue, ExpectedRequest
-from .input_machine import InputMachine
+from .home_machine import HomeMachine
 
 
-class BrokerMachine(InputMachine):
+class BrokerMachine(HomeMachine):
     """Clients vanish or cancel, deadlines pass, operators replay and purge, Redis forgets what it did lately."""
 
     saved: tuple[list[bytes], ExpectedQueue] | None = None

@@ -7,10 +7,11 @@ import itertools
 
 import pytest
 
-from penstock.shared.broker import Broker, DeadLetter, Queue
+from penstock.shared.broker import Broker, DeadLetter, Homes, Queue
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
+from penstock.shared.swap.views import SleepLevel
 
 from ..conftest import CAUSE, die, enqueue, final, held, record, take
 from ..snapshot import read_snapshot
@@ -32,6 +33,7 @@ class Scene:
         self.keys = Keys(namespace).model(model)
         self.broker, self.queue = Broker(commands, self.keys), Queue(commands, self.keys)
         self.dead_letter = DeadLetter(commands, self.keys)
+        self.homes = Homes(commands, self.keys)
 
     async def begin(self) -> None:
         limits = TenantPolicy(
@@ -47,6 +49,8 @@ class Scene:
         await self.broker.finish([final("ended", 1, 1, 8)])
         await self.broker.release([held("handed", 1)])
         await enqueue(self.broker, "waiting", fail_fast=True, **self.options)
+        await self.homes.renew("d0", SleepLevel.DISK, 1.0, lease_ttl_ms=600_000)
+        await self.homes.request_grant("d0", 1.0, num_engines=2, lease_ttl_ms=600_000)
         await self.broker.reap(CAUSE, max_deliveries=3)
 
     @property
@@ -82,9 +86,14 @@ class Scene:
         served = await self.serve("e1")
         await self.broker.claims("e0")
         await self.broker.append([record("running", 1, 1, 9)])
+        homes = Homes(self.commands, self.keys)
+        await homes.renew("d0", SleepLevel.DISK, 1.0, lease_ttl_ms=600_000)
+        await homes.request_grant("d0", 1.0, num_engines=2, lease_ttl_ms=600_000)
         await self.broker.reap(CAUSE, max_deliveries=3)
         await self.broker.expire()
         await self.queue.status("running")
+        await self.homes.demand()
+        await self.homes.request_grant("d1", 2.0)
         await self.queue.pause(put_back=True)
         await self.queue.resume()
         await die(self.broker, "e0", external=True)

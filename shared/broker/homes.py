@@ -1,0 +1,186 @@
+"""Homes of a model: devices that may wake it. They read its demand, and ask for the right to wake it.
+
+A device has several models, which may lie on different shards, so no script sees two of them: the device decides
+(``shared/swap/rule.py``), and the keys of each model only inform and grant.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ..connection import CommandConnection
+from ..keys import ModelKeys
+from ..swap.views import SleepLevel
+from .broker import LEASE_TTL_MS
+from .script import run_script
+
+
+class _RawDemand(msgspec.Struct, array_like=True):
+    """The reply of ``demand.lua``."""
+
+    now_ms: float
+    is_paused: int
+    num_tokens: int
+    num_returned: int
+    num_running: int
+    deadline_ms: float
+    bands: list[tuple[str, int, float]]
+    engines: tuple[int, int, int]
+    grants: list[str]
+    homes: list[tuple[str, int, float]]
+
+
+class Home(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that may wake a model, the model's level there, and the time that waking it takes."""
+
+    device: str
+    level: SleepLevel
+    wake_s: float
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a model is needed, and who serves it. Times are seconds before or after the reading.
+
+    Args:
+        is_paused: whether no engine may claim.
+        num_waiting: by band, requests that wait in lanes, if an engine could claim one of them.
+        num_tokens: prompt and maximum output tokens of all that wait in lanes.
+        num_returned: requests that wait after a claim.
+        num_running: requests that engines run.
+        deadline_in_s: time until the earliest deadline of a waiting request; infinity without one.
+        oldest_age_s: by band, age of the oldest request that an engine could claim. A request that was claimed before
+            counts from its last claim.
+        num_engines: engines that claim.
+        num_free_seqs: requests that they could take in addition.
+        grants: devices that wake the model now.
+        homes: devices that may wake it, or serve it.
+    """
+
+    is_paused: bool = False
+    num_waiting: dict[str, int] = {}
+    num_tokens: int = 0
+    num_returned: int = 0
+    num_running: int = 0
+    deadline_in_s: float = math.inf
+    oldest_age_s: dict[str, float] = {}
+    num_engines: int = 0
+    num_free_seqs: int = 0
+    grants: tuple[str, ...] = ()
+    homes: tuple[Home, ...] = ()
+
+    @classmethod
+    def total(cls, parts: Sequence[Demand]) -> Demand:
+        """Return the demand for a model from those of its partitions, each of which every home enters."""
+        ages: dict[str, float] = {}
+        waiting: Counter[str] = Counter()
+        for part in parts:
+            waiting.update(part.num_waiting)
+            for band, age_s in part.oldest_age_s.items():
+                ages[band] = max(ages.get(band, 0.0), age_s)
+        return cls(
+            is_paused=all(part.is_paused for part in parts),
+            num_waiting=dict(waiting),
+            num_tokens=sum(part.num_tokens for part in parts),
+            num_returned=sum(part.num_returned for part in parts),
+            num_running=sum(part.num_running for part in parts),
+            deadline_in_s=min(part.deadline_in_s for part in parts),
+            oldest_age_s=ages,
+            # Each engine claims from several partitions, and each knows its whole capacity.
+            num_engines=max(part.num_engines for part in parts),
+            num_free_seqs=max(part.num_free_seqs for part in parts),
+            grants=parts[0].grants,
+            homes=parts[0].homes,
+        )
+
+
+class GrantReply(enum.StrEnum):
+    """Answer to a device that asks to wake a model."""
+
+    GRANTED = "granted"
+    # Enough engines are awake or waking.
+    ELSEWHERE = "elsewhere"
+    # Another home goes first; ask again after ``Grant.wait_s``.
+    LATER = "later"
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """Answer to a device, and the time after which to ask again."""
+
+    reply: GrantReply
+    wait_s: float = 0.0
+
+    @property
+    def is_granted(self) -> bool:
+        return self.reply is GrantReply.GRANTED
+
+
+class Homes:
+    """The homes of one model, or of one of its partitions.
+
+    All methods raise ``RedisUnavailableError`` when Redis is unavailable for longer than the connection retries.
+    """
+
+    def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
+        self._connection = connection
+        self.keys = keys
+
+    async def renew(self, device: str, level: SleepLevel, wake_s: float, *, lease_ttl_ms: int = LEASE_TTL_MS) -> None:
+        """Enter a device, or renew its lease. Call it three times per lease, and at each change of the level."""
+        await self._run("home", device, lease_ttl_ms, int(level), round(1000 * wake_s))
+
+    async def leave(self, device: str) -> None:
+        """Remove a device. Requests that must not wait end, if no other home and no engine is left."""
+        await self._run("home", device, 0, 0, 0)
+
+    async def demand(self) -> Demand:
+        """Read how much the model is needed."""
+        raw = msgspec.msgpack.decode(await self._run("demand"), type=_RawDemand)
+        num_engines, num_seqs, num_held = raw.engines
+        return Demand(
+            is_paused=bool(raw.is_paused),
+            num_waiting={band: depth for band, depth, _ in raw.bands},
+            num_tokens=raw.num_tokens,
+            num_returned=raw.num_returned,
+            num_running=raw.num_running,
+            deadline_in_s=(raw.deadline_ms - raw.now_ms) / 1000 if raw.deadline_ms else math.inf,
+            oldest_age_s={band: max(0.0, raw.now_ms - at_ms) / 1000 for band, _, at_ms in raw.bands},
+            num_engines=num_engines,
+            num_free_seqs=max(0, num_seqs - num_held),
+            grants=tuple(raw.grants),
+            homes=tuple(
+                Home(device=device, level=SleepLevel(level), wake_s=wake_ms / 1000)
+                for device, level, wake_ms in raw.homes
+            ),
+        )
+
+    async def request_grant(
+        self,
+        device: str,
+        wake_s: float,
+        *,
+        num_engines: int = 1,
+        patience_s: float = 1.0,
+        lease_ttl_ms: int = LEASE_TTL_MS,
+    ) -> Grant:
+        """Ask to wake the model on a device, or renew a grant while it wakes. The first ``renew`` as awake ends it.
+
+        Args:
+            num_engines: engines that should be awake.
+            patience_s: how long requests wait for a cheaper home, in addition to the difference.
+        """
+        args = [device, lease_ttl_ms, round(1000 * wake_s), num_engines, round(1000 * patience_s)]
+        reply, wait_ms = await self._run("grant", *args)
+        return Grant(GrantReply(reply.decode()), wait_ms / 1000)
+
+    async def return_grant(self, device: str) -> None:
+        """Give a grant back: the model could not be woken, so another home may try."""
+        await self._run("grant", device, 0, 0, 0, 0)
+
+    async def _run(self, name: str, *args: str | int) -> Any:
+        return await run_script(self._connection, self.keys, name, [self.keys.leases], list(args))

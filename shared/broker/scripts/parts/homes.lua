@@ -1,0 +1,65 @@
+-- uses: life
+-- Homes of a model: devices whose supervisors may wake it, because its engine there sleeps or has no process.
+--
+-- homes has the ms at which the lease of each ends, home_states its level (0 awake, 1 and 2 asleep, 3 on disk) and the
+-- ms that waking it takes. A model with a home counts as served. grants has the devices that may wake it now, by the ms
+-- at which that ends. A grant saves work only: two engines of one model are always right, since claims are fenced.
+
+local MAX_HOMES = 256
+
+-- Forget homes whose lease has ended, and grants that have ended.
+local function drop_homes(prefix, devices)
+  for _, device in ipairs(devices) do
+    redis.call('ZREM', prefix .. 'homes', device)
+    redis.call('HDEL', prefix .. 'home_states', device)
+    redis.call('ZREM', prefix .. 'grants', device)
+  end
+  if #devices > 0 then
+    fail_unserved(prefix, 'no engine and no device is left that serves this model; the last was ' .. devices[#devices])
+  end
+end
+
+local function expired(prefix, kind)
+  marks.cut_leases(prefix, kind)
+  return redis.call('ZRANGEBYSCORE', prefix .. kind, '-inf', now_ms(), 'LIMIT', 0, MAX_HOMES)
+end
+
+local function drop_expired_homes(prefix)
+  drop_homes(prefix, expired(prefix, 'homes'))
+  for _, device in ipairs(expired(prefix, 'grants')) do redis.call('ZREM', prefix .. 'grants', device) end
+end
+
+-- Return the live homes as lists of device, level and ms to wake.
+local function live_homes(prefix)
+  local homes = {}
+  for _, device in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'homes', now_ms(), '+inf', 'LIMIT', 0, MAX_HOMES)) do
+    local state = redis.call('HGET', prefix .. 'home_states', device) or ''
+    local level, wake_ms = string.match(state, '^(%d+) (%d+)$')
+    homes[#homes + 1] = {device, tonumber(level or 3), tonumber(wake_ms or 0)}
+  end
+  return homes
+end
+
+-- Return by band the ms since which requests wait that were claimed before. Only the first ones of each list are read.
+local MAX_RETURNED_READ = 64
+local function oldest_returned(prefix)
+  local oldest = {}
+  for line in pairs(LINES) do
+    for _, id in ipairs(redis.call('LRANGE', prefix .. line, 0, MAX_RETURNED_READ - 1)) do
+      local request = fields_of(prefix .. 'request:' .. id, 'band', 'held_at')
+      local at = whole(request.held_at)
+      if request.band and at then oldest[request.band] = math.min(oldest[request.band] or at, at) end
+    end
+  end
+  return oldest
+end
+
+-- Return by band the ms since which the oldest request waits that an engine could claim. Bands without one are absent.
+local function oldest_by_band(prefix)
+  local oldest = oldest_returned(prefix)
+  for _, band in ipairs(queue_policy(prefix).bands) do
+    local head = redis.call('ZRANGE', prefix .. 'heads:' .. band, 0, 0, 'WITHSCORES')[2]
+    if head then oldest[band] = math.min(oldest[band] or math.huge, tonumber(head)) end
+  end
+  return oldest
+end

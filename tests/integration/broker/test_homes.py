@@ -1,0 +1,170 @@
+"""Devices that may wake a model: who counts as served, what they read, and which of them wakes it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+
+import pytest
+
+from penstock.shared.broker import UNSERVED, Broker, Demand, EngineCapacity, GrantReply, Homes, Queue
+from penstock.shared.connection import CommandConnection, Subscriber
+from penstock.shared.queue.lifecycle import RequestState
+from penstock.shared.queue.policy import TenantPolicy
+from penstock.shared.swap.views import SleepLevel
+
+from ..conftest import LONG_MS
+from .conftest import CAUSE, TTL_MS, die, enqueue, final, held, take
+
+ASLEEP, DISK = SleepLevel.HOST_MEMORY, SleepLevel.DISK
+
+
+@pytest.fixture
+def homes(commands: CommandConnection, broker: Broker) -> Homes:
+    return Homes(commands, broker.keys)
+
+
+async def enter(homes: Homes, device: str, wake_s: float = 1.0, level: SleepLevel = ASLEEP) -> None:
+    await homes.renew(device, level, wake_s, lease_ttl_ms=LONG_MS)
+
+
+async def test_a_model_that_only_sleeps_is_served(broker: Broker, homes: Homes) -> None:
+    assert await broker.enqueue("early", b"p", result_ttl_ms=TTL_MS, fail_fast=True) == UNSERVED
+    await enter(homes, "d0", level=DISK)
+    await enqueue(broker, "a", fail_fast=True)
+    await take(broker, "e0", 1)
+    await broker.release([held("a")])
+    await die(broker, "e0", external=True)
+    assert await broker.state("a") is RequestState.QUEUED
+    await homes.leave("d0")
+    assert await broker.state("a") is RequestState.FAILED
+
+
+async def test_a_dead_home_is_noticed(commands: CommandConnection, broker: Broker, homes: Homes) -> None:
+    await enter(homes, "d0")
+    await enqueue(broker, "a", fail_fast=True)
+    await commands.execute("ZADD", homes.keys.homes, 0, "d0")
+    for _ in range(3):
+        await broker.reap(CAUSE, max_deliveries=3, lease_ttl_ms=0)
+    assert await broker.state("a") is RequestState.FAILED
+    assert (await homes.demand()).homes == ()
+
+
+async def test_homes_hear_of_a_request_only_while_no_engine_claims(
+    broker: Broker, homes: Homes, subscriber: Subscriber
+) -> None:
+    messages: list[bytes] = []
+    await subscriber.subscribe(homes.keys.wanted, messages.append)
+
+    barriers = itertools.count()
+
+    async def num_messages() -> int:
+        # Messages that were published before are here when this is subscribed.
+        await subscriber.subscribe(broker.keys.output(f"barrier-{next(barriers)}"), lambda _: None)
+        return len(messages)
+
+    await enqueue(broker, "nobody-there")
+    assert await num_messages() == 0
+    await enter(homes, "d0")
+    await enqueue(broker, "asleep")
+    assert await num_messages() == 1
+    await broker.claim("e0", EngineCapacity(max_num_seqs=2, num_seqs=2))  # awake, and full
+    await enqueue(broker, "awake")
+    assert await num_messages() == 1
+    await broker.withdraw("e0")
+    await enqueue(broker, "asleep-again")
+    assert await num_messages() == 2
+
+
+async def test_the_demand_is_what_engines_could_claim(broker: Broker, queue: Queue, homes: Homes) -> None:
+    assert await homes.demand() == Demand()
+    await queue.configure_tenant("slow", TenantPolicy(max_concurrent_requests=1))
+    await enqueue(broker, "s1", "s2", tenant="slow", band="interactive")
+    await enqueue(broker, "b1", "b2", band="batch", num_prompt_tokens=3, max_tokens=4)
+    await enqueue(broker, "due", band="standard", timeout_ms=50_000)
+    await take(broker, "e0", 1)
+    await take(broker, "e1", 1)
+    demand = await homes.demand()
+    assert demand.num_waiting == {"batch": 2}
+    assert demand.num_tokens > 0
+    assert demand.num_running == 2
+    assert demand.num_engines == 2
+    assert demand.num_free_seqs == 0
+    assert set(demand.oldest_age_s) == set(demand.num_waiting)
+
+
+async def test_returned_requests_and_deadlines_count(broker: Broker, queue: Queue, homes: Homes) -> None:
+    await enqueue(broker, "a", band="batch")
+    await enqueue(broker, "b", band="standard", timeout_ms=50_000)
+    for claim in await take(broker, "e0", 2):
+        await broker.release([held(claim.request_id)])
+    demand = await homes.demand()
+    assert demand.num_returned == 2
+    assert set(demand.oldest_age_s) == {"standard", "batch"}
+    assert 0 < demand.deadline_in_s <= 50
+    await take(broker, "e0", 2)
+    await broker.finish([final("a", 2, 0, 1)])
+    demand = await homes.demand()
+    assert (demand.num_running, demand.num_returned, demand.deadline_in_s) == (1, 0, math.inf)
+    await queue.pause(put_back=True)
+    assert (await homes.demand()).is_paused
+
+
+async def test_the_cheapest_home_goes_first_and_one_of_them_wakes_it(broker: Broker, homes: Homes) -> None:
+    await enter(homes, "cheap", 1.0)
+    await enter(homes, "dear", 5.0, DISK)
+    await enqueue(broker, "a")
+    later = await homes.request_grant("dear", 5.0, patience_s=1000)
+    assert later.reply is GrantReply.LATER
+    assert 1000 < later.wait_s <= 1004
+    assert (await homes.request_grant("cheap", 1.0)).is_granted
+    assert (await homes.request_grant("dear", 5.0)).reply is GrantReply.ELSEWHERE
+    assert (await homes.request_grant("cheap", 1.0)).is_granted  # renewed while it wakes
+    assert (await homes.demand()).grants == ("cheap",)
+    await homes.return_grant("cheap")
+    assert (await homes.request_grant("dear", 5.0, patience_s=-1000)).is_granted  # as if the request had waited
+
+
+async def test_an_engine_that_claims_stands_for_its_grant(broker: Broker, homes: Homes) -> None:
+    await enter(homes, "d0")
+    await enter(homes, "d1")
+    assert (await homes.request_grant("d0", 1.0)).is_granted
+    await take(broker, "e0", 4)
+    await enter(homes, "d0", level=SleepLevel.AWAKE)
+    demand = await homes.demand()
+    assert (demand.grants, demand.num_engines, demand.num_free_seqs) == ((), 1, 4)
+    assert (await homes.request_grant("d1", 1.0)).reply is GrantReply.ELSEWHERE
+    assert (await homes.request_grant("d1", 1.0, num_engines=2)).is_granted
+
+
+async def test_a_home_that_dies_while_it_wakes_gives_way(
+    commands: CommandConnection, broker: Broker, homes: Homes
+) -> None:
+    await enter(homes, "d0")
+    await enter(homes, "d1")
+    await homes.request_grant("d0", 1.0)
+    await commands.execute("ZADD", homes.keys.prefix + "grants", 0, "d0")
+    assert (await homes.request_grant("d1", 1.0)).is_granted
+    assert (await homes.demand()).grants == ("d1",)
+
+
+async def test_one_of_many_homes_is_granted(homes: Homes) -> None:
+    devices = [f"d{number}" for number in range(100)]
+    for device in devices:
+        await enter(homes, device)
+    grants = await asyncio.gather(*(homes.request_grant(device, 1.0) for device in devices))
+    assert sum(grant.is_granted for grant in grants) == 1
+
+
+def test_the_demand_for_a_model_is_that_for_all_its_partitions() -> None:
+    first = Demand(num_waiting={"batch": 1}, oldest_age_s={"batch": 3.0}, num_engines=2, deadline_in_s=4.0)
+    second = Demand(
+        num_waiting={"batch": 2, "standard": 1}, oldest_age_s={"batch": 9.0, "standard": 1.0}, num_engines=2
+    )
+    assert Demand.total([first, second]) == Demand(
+        num_waiting={"batch": 3, "standard": 1},
+        oldest_age_s={"batch": 9.0, "standard": 1.0},
+        num_engines=2,
+        deadline_in_s=4.0,
+    )
