@@ -45,7 +45,7 @@ class Home(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a model is needed, and who serves it. Times are seconds before or after the reading.
+    """Requests that need a model, and engines and devices that serve it. Times are seconds from the reading.
 
     Args:
         is_paused: whether no engine may claim.

@@ -15,7 +15,7 @@ _PATIENCE_S = {"interactive": 1.0, "standard": 5.0, "batch": 120.0}
 
 
 class SleepLevel(enum.IntEnum):
-    """How much a model gives back. A deeper one takes longer to wake."""
+    """Depth of a model's sleep. A deeper one gives back more memory, and takes longer to wake."""
 
     AWAKE = 0
     # Weights in host memory.

@@ -11,7 +11,7 @@ import pytest
 from penstock.producer import Client, SamplingParams
 from penstock.producer.requests import log_checks
 from penstock.producer.requests.reader import DeltaReader
-from penstock.shared.broker import NEW, Broker, EngineCapacity, Queue, Record
+from penstock.shared.broker import NEW, Broker, EngineCapacity, Homes, Queue, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import (
     BrokerError,
@@ -26,9 +26,11 @@ from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.shards import ShardMover, make_servers
 from penstock.shared.shards import move as move_module
+from penstock.shared.swap.views import SleepLevel
 
 from ..broker.snapshot import read_snapshot
 from ..client.harness import DEADLINE_S, claim_one, until_followed, write
+from ..conftest import LONG_MS
 from .conftest import Connect, Deployment, keys_at, place, serve
 
 Plain = dict[str, CommandConnection]
@@ -53,6 +55,7 @@ async def test_all_that_is_known_of_a_model_moves(connect: Connect, plain: Plain
     await write(broker, ended, 0, 1, 2, end=FinishReason.STOP)
     await broker.enqueue("due", b"payload", result_ttl_ms=60_000, timeout_ms=50_000)
     await queue.configure_tenant("t", None)
+    await Homes(connect(), M).renew("d0", SleepLevel.DISK, 2.0, lease_ttl_ms=LONG_MS)
     await queue.pause(put_back=True)  # so that the move changes nothing by it
     before = await read_snapshot(plain["a"], M)
     report = await mover.move("m", "b")
@@ -68,6 +71,7 @@ async def test_all_that_is_known_of_a_model_moves(connect: Connect, plain: Plain
     last_ids = [dict(zip(*[iter(await plain["b"].execute("XINFO", "STREAM", lane))] * 2, strict=True))]
     assert last_ids[0][b"last-generated-id"].decode() == after.of("lane")["standard:t"][-1][0]
     assert await mover.under_way() == {}
+    assert [home.device for home in (await Homes(connect(), M).demand()).homes] == ["d0"]
 
 
 async def test_streams_follow_a_moved_model(connect: Connect, plain: Plain, client: Client, mover: ShardMover) -> None:
