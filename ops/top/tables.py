@@ -255,7 +255,7 @@ ENGINES = Table(
     _PAGES["engines"],
     (
         Column("ENGINE", "engine"),
-        Column("STATE", "state"),
+        Column("STATE", "state_words"),
         Column("RUN", "running", number, True),
         Column("WAIT", "waiting_inside", number, True),
         Column("KV", "kv_cache_usage", percent, True),

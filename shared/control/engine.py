@@ -161,10 +161,14 @@ class IsSleeping(msgspec.Struct, array_like=True, tag="is_sleeping"):
 
 
 class SleepState(msgspec.Struct, array_like=True, omit_defaults=True, tag="sleep_state"):
-    """``level`` is 0 for an engine that is awake; ``tags`` name the parts that sleep."""
+    """``level`` is 0 for an engine that is awake; ``tags`` name the parts that sleep.
+
+    An engine that ``is_unloaded`` has no core, because one died while it slept. ``WakeUp`` loads the whole model.
+    """
 
     level: int = 0
     tags: list[str] = []
+    is_unloaded: bool = False
 
     @property
     def is_sleeping(self) -> bool:

@@ -159,6 +159,15 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     weights_version: str = ""
     # Only for a rank of a data-parallel group.
     group: GroupStatus | None = None
+    # While it sleeps, goes to sleep or wakes up, else 0.
+    sleep_level: int = 0
+
+    @property
+    def state_words(self) -> str:
+        """Its state for people: "busy", "sleeping 1", or "sleeping 2, unloaded" for an engine without a core."""
+        if self.state is not EngineState.SLEEPING or not self.sleep_level:
+            return self.state.value
+        return f"{self.state.value} {self.sleep_level}{'' if self.core_pid else ', unloaded'}"
 
 
 class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):

@@ -59,7 +59,8 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     engine has generated in this process: a restart that got no further than the last one counts as a loop.
     ``heartbeat`` is an ``EngineHeartbeat``, not in every line, for the supervisor while Redis is unavailable.
     ``weights_folder`` is that of weights which were put in place of the configured ones, for the next life to begin
-    with, and ``weights_version`` what they are called; empty while there are none.
+    with, and ``weights_version`` what they are called; empty while there are none. ``sleep_level`` is that at
+    which the next process sleeps if this one dies; 0 for an engine that is awake.
     """
 
     version: int = WIRE_VERSION
@@ -73,3 +74,4 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     heartbeat: msgspec.Raw = msgspec.Raw()
     weights_folder: str = ""
     weights_version: str = ""
+    sleep_level: int = 0

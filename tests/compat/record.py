@@ -383,6 +383,7 @@ _ANSWERS: list[UtilityAnswer] = [
     LoraChanged(True),
     LoraList([3, 7]),
     WeightsReloaded(path="/models/new", version="v2", former_version="v1", load_time_s=1.5),
+    SleepState(2, ["weights", "kv_cache"], is_unloaded=True),
 ]
 # Fields that a core on a GPU always sends.
 OF_A_GPU: dict[str, Any] = {

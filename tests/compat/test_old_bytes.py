@@ -22,7 +22,7 @@ from penstock.shared.deployment.audit import AuditEntry
 from penstock.shared.messages.core import CoreInput, CoreOutput, WaveStarted
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
-from penstock.shared.messages.supervision import EngineCommand, WorkerCommand
+from penstock.shared.messages.supervision import EngineCommand, EngineState, WorkerCommand
 from penstock.shared.metrics import engines_samples
 from penstock.shared.metrics.exposition import expose
 from penstock.shared.queue.lifecycle import EventKind, RequestEvent, decode_event
@@ -149,6 +149,12 @@ def test_stored_records_of_operators_still_decode() -> None:
     )
     assert (key.digest, key.role, key.sees_contents) == (b"sha", Role.OPERATOR, True)
     assert msgspec.json.decode(b'{"key_id":"k","digest":"","name":"n"}', type=OperatorKey).role is Role.VIEWER
+
+
+def test_engines_have_no_state_that_older_clients_lack() -> None:
+    """They fail to read a heartbeat with another one; what is new needs a new field."""
+    known = "starting compiling ready busy stalled draining sleeping dead stopped failed"
+    assert [state.value for state in EngineState] == known.split()
 
 
 def test_a_heartbeat_of_an_earlier_engine_keeps_the_bounds_that_it_counted_by() -> None:

@@ -84,7 +84,7 @@ def _row(beat: EngineHeartbeat) -> list[str]:
         beat.engine_id.removeprefix(beat.worker_id + "-"),
         beat.model,
         f"{beat.device} {beat.setup.kernel_instructions}".rstrip() if beat.setup is not None else beat.device,
-        beat.state.value,
+        beat.state_words,
         f"{beat.supervisor_pid}/{beat.worker_pid}/{beat.core_pid or '-'}",
         f"{beat.num_running_reqs}/{beat.num_waiting_reqs}",
         f"{beat.kv_cache_usage:.0%}",

@@ -39,6 +39,7 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
         shards: servers that hold the models, as ``parse_shards`` reads them; empty if ``redis_url`` holds them.
         visible_devices: value of CUDA_VISIBLE_DEVICES for the core; None to inherit it.
         num_restarts: number of restarts of this engine.
+        starts_asleep: level at which the engine sleeps, without a core, until it is woken up; 0 to load the model.
         fork_server: socket of the process that forks engine cores. That for worker processes is next to it
             (``workers_address``). Empty to start both as new processes.
     """
@@ -144,6 +145,7 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
             group=MODEL,
         ),
     ] = None
+    starts_asleep: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -108,7 +108,6 @@ class WorkerProcess:
         )
         self._heartbeat.watch(self._core.progress, self._stall_watch)
         self._status = StatusLines(config.engine_id, self._heartbeat)
-        self._service.on_reloaded = lambda: self._status.report(self._status.state)
 
     async def run(self, signals: StopSignals) -> int:
         """Return the exit status: 0 after a drain, 1 if the start failed, 3 if the core died, 4 if it hung loading."""
@@ -117,7 +116,8 @@ class WorkerProcess:
         try:
             await asyncio.gather(self._commands.open(), self._subscriber.open())
             beating = asyncio.create_task(self._heartbeat.run())
-            started = await self._start(signals)
+            load = self._sleep_unloaded if self._config.starts_asleep else self._start
+            started = await load(signals)
             if started is None:
                 return 0
             return await self._serve(*started, signals)
@@ -129,6 +129,28 @@ class WorkerProcess:
             await self._stop_serving(beating)
             reporting.cancel()
             self._status.report(EngineState.STOPPED)
+
+    async def _sleep_unloaded(self, signals: StopSignals) -> tuple[Ready, TextCodec] | None:
+        """Sleep without a core until a ``WakeUp``, then load the model; None if a stop came first."""
+        service, started = self._service, None
+        try:
+            if await until_leaving(self._announce_sleep(), signals.stop) and await service.is_woken(signals.stop):
+                started = await self._start(signals)
+            return started
+        except Exception as error:
+            service.unloaded.report_failure(error)
+            raise
+        finally:
+            if started is None:
+                await service.leave_unloaded(signals.stop)
+
+    async def _announce_sleep(self) -> None:
+        """Publish that the engine sleeps, without a core."""
+        self._heartbeat.state = EngineState.SLEEPING
+        await self._heartbeat.adopt_card()
+        await self._service.take_lease()
+        await self._heartbeat.beat()
+        self._status.report(EngineState.SLEEPING)
 
     async def _start(self, signals: StopSignals) -> tuple[Ready, TextCodec] | None:
         """Load the model; None if a stop came first."""
@@ -184,6 +206,7 @@ class WorkerProcess:
         await self._service.take_lease()
         # Before READY, so that a resize of the group can be refused if the experts do not divide by the new size.
         await self._group.serve(ready)
+        self._heartbeat.set_sleep_level(0)
         self._heartbeat.state = EngineState.READY
         await self._heartbeat.beat()
         _collect_garbage_rarely()

@@ -31,6 +31,7 @@ from ..text.tokenizer import TextCodec
 from .calls.call_handler import ControlCalls, TextCalls, decode_command
 from .calls.reload import WeightsReloading
 from .calls.sleep import SleepControl
+from .calls.unloaded import UnloadedSleep
 from .claiming import ClaimLoop
 from .core.client import CoreClient
 from .lost_claims import LostClaims
@@ -53,7 +54,7 @@ class WorkerService:
     ``process.py`` creates it, and the connections, core and heartbeat that it shares with the rest of the process.
 
     Attributes:
-        on_reloaded: called when other weights are in place.
+        unloaded: answers calls until the core serves.
     """
 
     def __init__(
@@ -84,11 +85,12 @@ class WorkerService:
         self._sleep = SleepControl(
             config.engine_id, core, self._live, self._parts, self._claiming, heartbeat, self._observer
         )
-        self.on_reloaded: Callable[[], None] = lambda: None
+        self.unloaded = UnloadedSleep(heartbeat)
+        self._keeping: asyncio.Task[None] | None = None
         self._adapters = LoadedAdapters(config, commands, self._parts, core, heartbeat)
         self._background: list[asyncio.Task[None]] = []
         calls = EngineCalls(commands, self._keys.model(self._model))
-        self._control = ControlCalls(config.engine_id, calls, core, self._sleep)
+        self._control = ControlCalls(config.engine_id, calls, core)
         self._upkeep = PartitionUpkeep(
             self._engine_id,
             self._parts,
@@ -117,25 +119,51 @@ class WorkerService:
         return RequestHistory(self._commands, self._keys.model(self._model, partition))
 
     async def take_lease(self) -> None:
-        """Acquire the engine's lease; ``serve`` renews it."""
+        """Acquire the engine's lease; ``serve`` and ``is_woken`` renew it."""
         await self._upkeep.take_leases()
+
+    async def _begin(self, stop: asyncio.Event) -> asyncio.Task[None]:
+        """Answer calls, and return the task that renews the lease. A second call only returns the task."""
+        if self._keeping is None:
+            await self._observer.open()
+            await until_leaving(self._upkeep.begin(), stop, self._core.dead)
+            self._keeping = asyncio.create_task(self._upkeep.run())
+        return self._keeping
+
+    async def is_woken(self, stop: asyncio.Event) -> bool:
+        """Serve as an engine that sleeps without a core. Returns True once it is woken up, False if it must stop."""
+        self._control.add_functions(self.unloaded.functions)
+        keeping = await self._begin(stop)
+        ends = [asyncio.create_task(event.wait()) for event in (stop, self.unloaded.woken)]
+        done, _ = await asyncio.wait([keeping, *ends], return_when=asyncio.FIRST_COMPLETED)
+        for task in ends:
+            task.cancel()
+        for task in done:
+            task.result()
+        return not stop.is_set()
+
+    async def leave_unloaded(self, stop: asyncio.Event) -> None:
+        """Give up the lease of an engine that has no core. Once ``stop`` is set, wait for Redis only briefly."""
+        await self._control.close(LEAVE_PATIENCE_S)
+        cause = DeathCause(engine_id=self._engine_id, reason="the engine left")
+        await self.abandon(cause, stop, is_external=True)
 
     async def serve(self, ready: Ready, codec: TextCodec, stop: asyncio.Event) -> None:
         """Claim and publish until ``stop`` is set or the core is dead; call ``drain`` or ``abandon`` next."""
         text_calls = TextCalls(Path(ready.model_folder), codec, ready.max_model_len, ready.vocab_size)
         load_timeout_s = self._config.load_timeout_s
-        reloading = WeightsReloading(self._core, self._sleep, self._heartbeat, ready, self.on_reloaded, load_timeout_s)
-        self._control.add_functions({**text_calls.functions, ReloadWeights: reloading.reload})
-        await self._observer.open()
-        await until_leaving(self._upkeep.begin(), stop, self._core.dead)
-        self._keeping = asyncio.create_task(self._upkeep.run())
+        reloading = WeightsReloading(self._core, self._sleep, self._heartbeat, ready, load_timeout_s)
+        functions = {**text_calls.functions, **self._sleep.functions, ReloadWeights: reloading.reload}
+        self._control.add_functions(functions)
+        keeping = await self._begin(stop)
+        self.unloaded.confirm_awake()
         self._background.append(asyncio.create_task(self._series.run()))
         if ready.lora is not None:
             self._background.append(asyncio.create_task(self._adapters.run()))
         intake = Intake(codec, ready)
         claiming = asyncio.create_task(self._claiming.run(intake, ready))
         ends = [asyncio.create_task(event.wait()) for event in (stop, self._core.dead)]
-        done, _ = await asyncio.wait([claiming, self._keeping, *ends], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([claiming, keeping, *ends], return_when=asyncio.FIRST_COMPLETED)
         for task in ends:
             task.cancel()
         await self._control.close()
@@ -255,8 +283,9 @@ class WorkerService:
 
     async def _stop_work(self, departure: Departure, cause: str = "") -> None:
         """Stop work on all requests. A second call does nothing."""
-        self._keeping.cancel()
-        await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
         await self._upkeep.stop()
         self._core.abort_requests(self._live.core_ids())
         for generation in self._live.all():

@@ -59,6 +59,7 @@ class EngineProcess:
         last_report_at: time of its last line, by the loop's clock; before the first line, the time of its start.
         has_reported: whether any line has arrived.
         heartbeat: its last ``EngineHeartbeat``, as JSON; empty before the first.
+        sleep_level: level at which the engine slept last, and its next process should; 0 if it was awake.
         weights: folder and version of the weights that replaced the configured ones; empty before.
         exit_code: as ``Popen.returncode``, None while it runs; set after its last lines were read.
     """
@@ -70,6 +71,7 @@ class EngineProcess:
         self.last_report_at = 0.0
         self.has_reported = False
         self.heartbeat = b""
+        self.sleep_level = config.starts_asleep
         self.weights = ("", "")
         self.exit_code: int | None = None
         self.ended = asyncio.Event()
@@ -149,7 +151,7 @@ class EngineProcess:
 
     def death(self) -> Death:
         """Return why it ended, by its own report if it sent one."""
-        return msgspec.structs.replace(self._cause(), num_tokens=self._num_tokens)
+        return msgspec.structs.replace(self._cause(), num_tokens=self._num_tokens, was_asleep=self.sleep_level > 0)
 
     def _cause(self) -> Death:
         failure = self.failure
@@ -204,6 +206,7 @@ class EngineProcess:
         self._had_waited_s = self._waited_s()
         self._num_tokens = max(self._num_tokens, status.num_tokens)
         self.heartbeat = bytes(status.heartbeat) or self.heartbeat
+        self.sleep_level = status.sleep_level
         if status.weights_folder:
             self.weights = (status.weights_folder, status.weights_version)
         if status.state == EngineState.FAILED:

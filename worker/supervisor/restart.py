@@ -7,7 +7,8 @@
 Two rows of deaths are counted separately.
 
 *Deaths in a row* set the delay. The first restart has none, because most deaths are single. A process that served for a
-while ends the row. A serving engine that was killed from outside does not lengthen it, because it was healthy.
+while ends the row. A serving engine that was killed from outside does not lengthen it, because it was healthy. Nor does
+a sleeping one, because its next process loads nothing until it is woken up.
 
 *Deaths without a token*, in which the engine generated nothing and no external cause is known, set the limit: more
 starts would not help, and each may cost a request one of its deliveries.
@@ -56,6 +57,7 @@ class Death(msgspec.Struct, frozen=True):
         reason: a phrase for people.
         is_external: whether the cause was outside, so neither the engine nor its requests are to blame.
         num_tokens: number of tokens that this process generated.
+        was_asleep: whether the engine slept, so that its next process sleeps, too.
         trace: its traceback; empty if it left none.
     """
 
@@ -63,6 +65,7 @@ class Death(msgspec.Struct, frozen=True):
     is_external: bool = False
     num_tokens: int = 0
     trace: str = ""
+    was_asleep: bool = False
 
 
 class RestartPolicy:
@@ -93,12 +96,12 @@ class RestartPolicy:
         now = self._clock()
         if self._ready_at is not None and now - self._ready_at >= STABLE_AFTER_S:
             self._num_deaths_in_a_row = 0
-        was_healthy = death.is_external and self._ready_at is not None
+        was_healthy = (death.is_external or death.was_asleep) and self._ready_at is not None
         if not was_healthy:
             self._num_deaths_in_a_row += 1
         if death.num_tokens:
             self.num_barren_deaths = 0
-        elif not death.is_external:
+        elif not (death.is_external or was_healthy):
             self.num_barren_deaths += 1
         self._ready_at = None
         self._restart_at = now if was_healthy else now + restart_delay_s(self._num_deaths_in_a_row)

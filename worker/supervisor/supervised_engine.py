@@ -153,14 +153,16 @@ class Engine:
         return reason
 
     async def _run_process(self) -> None:
-        """Run one worker process to its end, with the weights that the previous process served last."""
+        """Run one worker process to its end, with the weights of the previous process, and asleep if that slept."""
         folder, version = self.process.weights
         if folder:
             engine = msgspec.structs.replace(
                 self._config.engine, model=folder, served_model_name=self._config.engine.model_name
             )
             self._config = msgspec.structs.replace(self._config, engine=engine, weights_version=version)
-        config = msgspec.structs.replace(self._config, num_restarts=self.policy.num_restarts)
+        config = msgspec.structs.replace(
+            self._config, num_restarts=self.policy.num_restarts, starts_asleep=self.process.sleep_level
+        )
         self.process = EngineProcess(config, self._on_process_change)
         try:
             await self.process.start()
@@ -221,7 +223,7 @@ class Engine:
         return self._leaving.is_set()
 
     def _on_process_change(self, process: EngineProcess) -> None:
-        serves = process.state in (EngineState.READY, EngineState.BUSY)
+        serves = process.state in (EngineState.READY, EngineState.BUSY, EngineState.SLEEPING)
         if serves and self.policy.phase in (Phase.STARTING, Phase.RESTARTING):
             self.policy.ready()
             self.is_restarted = self.is_restarted or self._is_rank

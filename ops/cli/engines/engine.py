@@ -119,7 +119,9 @@ def _command(ask: Ask, describe: Callable[[Any], str]) -> Callable[[argparse.Nam
 
 
 def _describe_sleep(state: SleepState) -> str:
-    return f"asleep (level {state.level}: {', '.join(state.tags)})" if state.is_sleeping else "awake"
+    if not state.is_sleeping:
+        return "awake"
+    return f"asleep (level {state.level}: {', '.join(state.tags)}{', unloaded' if state.is_unloaded else ''})"
 
 
 def _describe_reset(success: bool) -> str:

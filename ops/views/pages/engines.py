@@ -47,6 +47,7 @@ def _engine_row(engine: EngineHeartbeat) -> dict[str, Any]:
         "engine": engine.engine_id,
         "model": engine.model,
         "state": engine.state.value,
+        "state_words": engine.state_words,
         "light": _LIGHTS.get(engine.state, "warn"),
         "worker": engine.worker_id,
         "host": engine.host,

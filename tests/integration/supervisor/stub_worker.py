@@ -5,6 +5,7 @@ Behaviours, read when it starts:
     load        never gets ready
     refuse      fails to start
     crash       aborts when ready
+    sleep       sleeps at level 2
     lose-core   reports, when ready, that its core has died
     mute        serves, and says nothing more
     stubborn    serves, and leaves only when killed
@@ -32,7 +33,8 @@ def main() -> None:
         beat = {name: config[name] for name in ("worker_id", "engine_id", "engine_name")}
         beat |= {"model": config["engine"]["model"], "host": "stub", "worker_pid": os.getpid(), "core_pid": 1}
         beat |= {"state": state, "stats": {"num_output_tokens": NUM_OUTPUT_TOKENS}}
-        line = {"engine_id": config["engine_id"], "state": state, "heartbeat": beat, **more}
+        level = 2 if behaviour == "sleep" else config.get("starts_asleep", 0)
+        line = {"engine_id": config["engine_id"], "state": state, "heartbeat": beat, "sleep_level": level, **more}
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 

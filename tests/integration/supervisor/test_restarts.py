@@ -45,6 +45,23 @@ async def test_a_killed_worker_is_restarted_and_its_claims_are_back(start_host: 
     assert await host.result() is True
 
 
+async def test_an_engine_that_slept_starts_asleep_however_often_it_dies(start_host: StartHost) -> None:
+    host = await start_host()
+    host.tell(0, "sleep")
+    host.process(0).kill()
+    await host.until_restarted(0)
+    await eventually(lambda: host.engines[0].process.sleep_level == 2)
+    host.tell(0, "serve")
+    for num_restarts in (2, 3):
+        host.process(0).kill()
+        await host.until_restarted(0, num_restarts)
+        assert host.engines[0].process._config.starts_asleep == 2
+    host.tell(0, "refuse")
+    host.process(0).kill()
+    await eventually(lambda: host.engines[0].death and host.engines[0].death.reason == "there is no such model")
+    assert host.engines[0].process._config.starts_asleep == 2
+
+
 async def test_claims_are_back_before_the_next_life(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise claims of the next process under the same name would be reclaimed."""
     host = await start_host()

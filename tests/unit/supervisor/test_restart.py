@@ -9,6 +9,7 @@ from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, NEXT_PHASES, De
 
 BARREN = Death("it broke")
 FERTILE = Death("it broke", num_tokens=1)
+ASLEEP = Death("it broke", was_asleep=True)
 EXTERNAL = Death("it was killed", is_external=True)
 
 
@@ -43,6 +44,20 @@ def die_and_restart(policy: RestartPolicy, clock: Clock, death: Death, lives_for
     policy.restarting()
     policy.ready()
     return delay_s
+
+
+def test_a_sleeping_engine_restarts_immediately_and_is_never_given_up(policy: RestartPolicy, clock: Clock) -> None:
+    for _ in range(2 * CRASH_LOOP_LIMIT):
+        assert die_and_restart(policy, clock, ASLEEP) == 0
+    policy.died(ASLEEP)
+    policy.restarting()
+    # Before it sleeps again.
+    policy.died(ASLEEP)
+    assert policy.restart_in_s == 0
+    policy.restarting()
+    policy.died(ASLEEP)
+    assert policy.restart_in_s == 0.5
+    assert policy.num_barren_deaths == 2
 
 
 def test_delays_grow_with_deaths_in_a_row(policy: RestartPolicy, clock: Clock) -> None:

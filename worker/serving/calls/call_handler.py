@@ -19,7 +19,7 @@ import structlog
 
 from ....shared.broker import EngineCalls
 from ....shared.control.calls import CallError, ControlCommand, ControlReply, Utility, UtilityAnswer
-from ....shared.control.engine import CollectiveRpc, IsSleeping, ResetPrefixCache, Sleep, WakeUp
+from ....shared.control.engine import CollectiveRpc, IsSleeping
 from ....shared.control.model import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 from ....shared.errors import EngineCallError, EngineDeadError, EngineTimeoutError, PenstockError, ValidationError
 from ....shared.messages.supervision import CancelCommand, EngineCommand
@@ -28,7 +28,6 @@ from ...text.thread import LONG_TEXT_CHARS, TextThread
 from ...text.tokenizer import TOKENIZER_FILE, TextCodec
 from ..core.client import CoreClient
 from ..redis_waiting import LEAVE_PATIENCE_S
-from .sleep import SleepControl
 
 MAX_KNOWN_CALLS = 4096
 # Queries change nothing, so they wait for no other call and are not logged.
@@ -49,10 +48,9 @@ class ControlCalls:
 
     Args:
         core: executes the calls that this process does not.
-        sleep: executes the calls about sleep and the prefix cache.
     """
 
-    def __init__(self, engine_id: str, calls: EngineCalls, core: CoreClient, sleep: SleepControl) -> None:
+    def __init__(self, engine_id: str, calls: EngineCalls, core: CoreClient) -> None:
         self._engine_id = engine_id
         self._calls = calls
         self._core = core
@@ -60,15 +58,10 @@ class ControlCalls:
         self._recent_ids: OrderedDict[str, None] = OrderedDict()
         self._turn = asyncio.Lock()
         self._is_closed = False
-        self._functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]] = {
-            Sleep: sleep.sleep,
-            WakeUp: sleep.wake_up,
-            ResetPrefixCache: sleep.reset_prefix_cache,
-            CollectiveRpc: self._collective_rpc,
-        }
+        self._functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]] = {CollectiveRpc: self._collective_rpc}
 
     def add_functions(self, functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]]) -> None:
-        """Add functions for further types of calls, which exist only once the core is ready."""
+        """Add functions for further types of calls, or replace some: more calls have one once the core is ready."""
         self._functions |= functions
 
     def receive(self, command: ControlCommand | UndecodableCall) -> None:
@@ -89,10 +82,12 @@ class ControlCalls:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def close(self) -> None:
-        """Cancel the calls in flight, reply to their callers, and refuse further calls."""
+    async def close(self, patience_s: float = 0.0) -> None:
+        """Refuse further calls. Cancel those in flight after ``patience_s``, and reply to their callers."""
         self._is_closed = True
         tasks = {*self._tasks}
+        if tasks and patience_s:
+            _, tasks = await asyncio.wait(tasks, timeout=patience_s)
         # Each cancellation ends one wait of a call, so repeat it: the last wait is that for the reply.
         while tasks:
             for task in tasks:

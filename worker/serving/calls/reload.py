@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -24,8 +23,6 @@ class WeightsReloading:
 
     Args:
         ready: its ``weights_version`` is updated; each new generation reports it.
-        on_reloaded: called as soon as the new weights are in place, before any client is informed. If the engine dies
-            after it, its next process loads the new weights.
         load_timeout_s: how long the core may make no progress while it reads.
     """
 
@@ -35,14 +32,12 @@ class WeightsReloading:
         sleep: SleepControl,
         heartbeat: Heartbeat,
         ready: Ready,
-        on_reloaded: Callable[[], None],
         load_timeout_s: float,
     ) -> None:
         self._core = core
         self._sleep = sleep
         self._heartbeat = heartbeat
         self._ready = ready
-        self._on_reloaded = on_reloaded
         self._load_timeout_s = load_timeout_s
 
     async def reload(self, call: ReloadWeights) -> WeightsReloaded:
@@ -58,7 +53,8 @@ class WeightsReloading:
             answer = await self._ask(call)
             self._ready.weights_version = answer.version
             self._heartbeat.weights_folder, self._heartbeat.weights_version = answer.path, answer.version
-            self._on_reloaded()
+            # Before any client is informed: if the engine dies now, its next process loads the new weights.
+            self._heartbeat.report()
             await self._heartbeat.set_model_version(answer.version)
         finally:
             await self._sleep.resume()

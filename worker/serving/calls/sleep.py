@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import structlog
 
@@ -52,6 +53,16 @@ class SleepControl:
             "abort": self._abort,
         }
 
+    @property
+    def functions(self) -> dict[type, Callable[[Any], Awaitable[UtilityAnswer]]]:
+        """Functions that answer calls, by type of call."""
+        return {
+            Sleep: self.sleep,
+            WakeUp: self.wake_up,
+            IsSleeping: self._core.call,
+            ResetPrefixCache: self.reset_prefix_cache,
+        }
+
     async def sleep(self, call: Sleep) -> SleepState:
         """Pause claiming, clear the engine of requests, and have the core release its memory.
 
@@ -59,6 +70,8 @@ class SleepControl:
         """
         try:
             await self.clear(call.mode, call.drain_timeout_s)
+            # Before memory is released: if the engine dies now, others may use the memory before it starts again.
+            self._heartbeat.set_sleep_level(max(call.level, self._heartbeat.sleep_level))
             state = await self._ask(call)
         except Exception:
             await self.resume()
@@ -103,6 +116,7 @@ class SleepControl:
 
     async def _apply(self, state: SleepState) -> None:
         """Apply the state of the core: report it, and claim again if the core is awake."""
+        self._heartbeat.set_sleep_level(state.level)
         if state.is_sleeping:
             self._heartbeat.state = EngineState.SLEEPING
         else:

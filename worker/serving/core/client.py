@@ -125,6 +125,7 @@ class CoreClient:
         self._cause: Cause | None = None
         self._killing: asyncio.Task[None] | None = None
         self._loss: type[CoreLostError] = CoreLostError
+        self._is_ready = False
 
     @property
     def pid(self) -> int:
@@ -161,7 +162,9 @@ class CoreClient:
         if hello.version != WIRE_VERSION:
             raise ConfigurationError(f"the engine core speaks wire version {hello.version}, this worker {WIRE_VERSION}")
         self._send(Configure(config.encode()))
-        return await self._expect(Ready)
+        ready = await self._expect(Ready)
+        self._is_ready = True
+        return ready
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Send a request to the core; its outputs arrive through ``on_outputs``."""
@@ -179,11 +182,13 @@ class CoreClient:
         """Send a call to the core and return its answer.
 
         Raises:
-            EngineDeadError: the core has exited.
+            EngineDeadError: the core has exited, or does not serve yet.
             PenstockError: the core reported that the call failed.
         """
         if self.dead.is_set():
             raise EngineDeadError("the engine core has exited")
+        if not self._is_ready:
+            raise EngineDeadError("the engine sleeps and its model is not loaded; wake it up first")
         call_id = next(self._call_ids)
         answer: asyncio.Future[UtilityAnswer] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer

@@ -17,6 +17,7 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -26,7 +27,7 @@ import structlog
 from ....shared.broker.engine_calls import LOADED_TTL_MS, report_loaded
 from ....shared.connection import CommandConnection
 from ....shared.control.model import AddLora, PinLora
-from ....shared.deployment.records import EngineHeartbeat, ModelCard
+from ....shared.deployment.records import EngineHeartbeat, ModelCard, decode_record
 from ....shared.errors import PenstockError, RedisUnavailableError
 from ....shared.keys import Keys
 from ....shared.lora.registry import AdapterRecord, AdapterRegistry
@@ -54,6 +55,8 @@ class Heartbeat:
         encoded: the last ``EngineHeartbeat`` as JSON; empty before the first.
         weights_version: version of the served weights; empty before the engine is ready.
         weights_folder: folder of the served weights if they replaced those loaded at the start; otherwise empty.
+        sleep_level: level at which the next process sleeps if this one dies; 0 for an engine that is awake.
+        report: writes a status line; for changes that the next process must know.
     """
 
     def __init__(self, config: WorkerConfig, connection: CommandConnection) -> None:
@@ -69,6 +72,8 @@ class Heartbeat:
         self.lora_digests: list[str] = []
         self.weights_version = ""
         self.weights_folder = ""
+        self.sleep_level = config.starts_asleep
+        self.report: Callable[[], None] = lambda: None
         self._group: GroupStatus | None = None
         self._started_at = time.time()
         self._num_heartbeats = 0
@@ -87,6 +92,19 @@ class Heartbeat:
     def set_group_status(self, group: GroupStatus) -> None:
         """Include the status in its data-parallel group in the heartbeat."""
         self._group = group
+
+    def set_sleep_level(self, level: int) -> None:
+        """Set ``sleep_level``, and report it to the supervisor."""
+        if level != self.sleep_level:
+            self.sleep_level = level
+            self.report()
+
+    async def adopt_card(self) -> None:
+        """Take the card that another process has registered for the model, to restore it if Redis loses its data."""
+        model = self._config.engine.model_name
+        data = await self._connection.execute("HGET", self._keys.models(), model)
+        if data is not None:
+            self._card = decode_record("model card", model, data, ModelCard)
 
     async def register(self, card: ModelCard) -> None:
         """Publish the card of the model, which is served from now on."""
@@ -131,7 +149,7 @@ class Heartbeat:
     @property
     def _other_ranks(self) -> list[int]:
         """Process ids of the ranks other than the core."""
-        setup = self._card.setup if self._card is not None else None
+        setup = self._card.setup if self._card is not None and self.core_pid else None
         return [] if setup is None or setup.ranks is None else setup.ranks.pids[1:]
 
     async def _register_engine(self) -> None:
@@ -186,6 +204,7 @@ class Heartbeat:
             lora_digests=self.lora_digests,
             weights_version=self.weights_version,
             group=self._group,
+            sleep_level=self.sleep_level,
         )
 
     def _state(self, progress: Progress) -> EngineState:
@@ -227,6 +246,7 @@ class StatusLines:
         self._engine_id = engine_id
         self._heartbeat = heartbeat
         self.state = EngineState.STARTING
+        heartbeat.report = lambda: self.report(self.state)
 
     async def run(self) -> None:
         """Write the state every ``STATUS_INTERVAL_S``, until it is FAILED or this is cancelled."""
@@ -252,6 +272,7 @@ class StatusLines:
             num_tokens=self._heartbeat.num_tokens,
             weights_folder=self._heartbeat.weights_folder,
             weights_version=self._heartbeat.weights_version if self._heartbeat.weights_folder else "",
+            sleep_level=self._heartbeat.sleep_level,
         )
         # Only into an empty pipe, because the some kilobytes of a heartbeat may not fit into one that is partly full.
         if self._heartbeat.encoded and _all_is_read():

@@ -1,0 +1,136 @@
+"""Processes killed while their engine goes to sleep, sleeps or wakes up: it sleeps on, and no request is disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.ops.demo.run import MODEL
+from penstock.ops.local.stack import LocalStack
+from penstock.producer import Client, EngineCallError
+from penstock.shared.deployment.records import EngineHeartbeat
+from penstock.shared.messages.supervision import EngineState
+
+from ..gate import Gate
+from .conftest import Start
+from .watching import PARAMS, PROMPT, Watched, beating, engines, finish, start_streams, undisturbed
+
+
+async def until_beat(stack: LocalStack, condition: Callable[[EngineHeartbeat], bool]) -> EngineHeartbeat:
+    """Wait for a heartbeat of the only engine that meets ``condition``."""
+    async with asyncio.timeout(150):
+        while True:
+            for beat in await engines(stack.url):
+                if condition(beat):
+                    return beat
+            await asyncio.sleep(0.05)
+
+
+async def kill(stack: LocalStack, role: str, level: int) -> None:
+    """kill -9, and wait until the engine sleeps at ``level`` again, without a core."""
+    (beat,) = await beating(stack.url, 1)
+    os.kill(getattr(beat, f"{role}_pid"), signal.SIGKILL)
+    await until_asleep(stack, level, beat.num_restarts + 1)
+
+
+async def until_asleep(stack: LocalStack, level: int, num_restarts: int) -> None:
+    beat = await until_beat(stack, lambda beat: beat.num_restarts == num_restarts and beat.state != EngineState.DEAD)
+    assert (beat.state, beat.sleep_level, beat.core_pid) == (EngineState.SLEEPING, level, 0)
+    assert beat.state_words == f"sleeping {level}, unloaded"
+
+
+async def until_logged(stack: LocalStack, event: str, number: int) -> None:
+    async with asyncio.timeout(150):
+        while await num_logged(stack, event) < number:
+            await asyncio.sleep(0.02)
+
+
+async def num_logged(stack: LocalStack, event: str) -> int:
+    return (await asyncio.to_thread(lambda: stack.workers[0].log)).count(event)
+
+
+async def stopped(stack: LocalStack) -> EngineHeartbeat:
+    """Stop the core, so that it carries nothing out until it is killed."""
+    (beat,) = await beating(stack.url, 1)
+    os.kill(beat.core_pid, signal.SIGSTOP)
+    return beat
+
+
+async def ended(call: Awaitable[object]) -> None:
+    """Wait for a call that may have reached the engine's next process, or failed with the former one."""
+    async with asyncio.timeout(150):
+        await asyncio.gather(call, return_exceptions=True)
+
+
+@pytest.mark.parametrize("role", ["core", "worker"])
+async def test_an_engine_that_dies_while_it_sleeps_sleeps_on(start: Start, gate: Gate, role: str) -> None:
+    stack = await start(1, "--deterministic", "--stall-timeout", "300")
+    async with Client.connect(stack.url) as client:
+        whole, watched = await start_streams(client, gate)
+
+        # Going to sleep: the core has the call, and does nothing any more.
+        beat = await stopped(stack)
+        going = asyncio.create_task(client.sleep(2))
+        await until_beat(stack, lambda beat: beat.sleep_level == 2)
+        os.kill(getattr(beat, f"{role}_pid"), signal.SIGKILL)
+        await until_asleep(stack, 2, 1)
+        await ended(going)
+        (state,) = (await client.sleep_state()).values()
+        assert (state.level, state.is_unloaded) == (2, True)
+        await client.check_health()
+        watched += [Watched(client.stream(PROMPT, params)) for params in PARAMS]
+        assert not any(one.task.done() for one in watched)
+
+        # Asleep, with a core and without one.
+        await client.wake_up()
+        await client.sleep(1)
+        await kill(stack, role, 1)
+        with pytest.raises(EngineCallError, match="its model is not loaded; wake it up first"):
+            await client.execute_dummy_batch()
+        await client.sleep(2)
+        beat = await until_beat(stack, lambda beat: beat.sleep_level == 2)
+        os.kill(beat.worker_pid, signal.SIGKILL)
+        await until_asleep(stack, 2, 3)
+
+        # Waking up.
+        await client.wake_up()
+        await client.sleep(2)
+        beat = await stopped(stack)
+        num_calls = await num_logged(stack, "WakeUp")
+        waking = asyncio.create_task(client.wake_up())
+        await until_logged(stack, "WakeUp", num_calls + 1)
+        os.kill(getattr(beat, f"{role}_pid"), signal.SIGKILL)
+        await ended(waking)
+        await until_beat(stack, lambda beat: beat.num_restarts == 4 and beat.state is not EngineState.DEAD)
+        assert not any(one.task.done() for one in watched)
+        await client.wake_up()
+        await finish(watched, whole * 2, gate)
+        (beat,) = await beating(stack.url, 1)
+        assert (beat.num_restarts, beat.sleep_level) == (4, 0)
+
+
+async def test_an_engine_whose_model_is_gone_sleeps_on_and_says_so(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    stack = await start(1, "--deterministic", model=folder)
+    async with Client.connect(stack.url) as client:
+        whole = await undisturbed(client)
+        await client.sleep(2)
+        await kill(stack, "core", 2)
+        folder.rename(tmp_path / "aside")
+        watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS]
+        with pytest.raises(EngineCallError, match="does not exist"):
+            await client.wake_up()
+        await until_asleep(stack, 2, 2)
+        (tmp_path / "aside").rename(folder)
+        await client.wake_up()
+        async with asyncio.timeout(200):
+            await asyncio.gather(*(one.task for one in watched))
+        for one, expected in zip(watched, whole, strict=True):
+            one.check(expected)
