@@ -272,10 +272,17 @@ class DamagedRecordError(RequestFailedError):
 
 
 class EngineDeadError(PenstockError):
-    """The engine core is gone, or no live engine serves the model; the message names the cause."""
+    """The engine core is gone, or no live engine serves the model; the message names the cause.
+
+    ``retry_after_s`` is the time until an engine starts again; None if that is unknown.
+    """
 
     code = "engine_dead"
     retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class EngineNotFoundError(PenstockError):

@@ -122,11 +122,7 @@ class FieldNames(msgspec.Struct, frozen=True):
 
     def renamed(self, error: OpenAIError) -> OpenAIError:
         """Return an error about a field of the chat completion as one about the field of the body."""
-        if error.param is None:
-            return error
-        param = self.rename(error.param)
-        message = error.message.replace(error.param, param)
-        return OpenAIError(error.status, message, type=error.type, param=param, code=error.error_code)
+        return error if error.param is None else error.renamed(self.rename(error.param))
 
 
 def chat_body(body: MessagesBody) -> tuple[ChatCompletionBody, FieldNames]:

@@ -21,7 +21,7 @@ from ..anthropic.errors import error_body
 from ..batches import BatchStore
 from ..inputs.options import RequestOptions
 from ..io_processors import IOProcessors
-from ..openai.errors import OpenAIError, cancelled, error_of
+from ..openai.errors import EXPIRED, OpenAIError, cancelled, error_of
 from ..openai.parsers import ModelParsers
 from ..openai.responses.service import Responses
 from ..openai.unknown_fields import decode_known
@@ -96,6 +96,8 @@ async def any_exception(request: Request, error: BaseException) -> Response:
     """Return the response for an exception of a route."""
     if isinstance(error, ClientDisconnect):
         error = cancelled()
+    if isinstance(error, OpenAIError) and error.error_code == EXPIRED and hasattr(request.state, "place"):
+        error.retry_after_s = await request.state.place.retry_after_s()
     return error_response(error, request.scope)
 
 

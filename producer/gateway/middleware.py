@@ -93,7 +93,6 @@ class GatewayMiddleware:
                         "the gateway has reached its limit of running requests; try again later",
                         type="requests",
                         code="gateway_busy",
-                        retry_after_s=1,
                     )
                 scope["state"]["identity"] = await self._authenticator.identify(exchange.headers)
         except Exception as error:
@@ -120,8 +119,8 @@ class GatewayMiddleware:
 
 
 class Exchange:
-    """A request and its response. It adds the request id and the names of ignored fields to the head of the response,
-    and records its status.
+    """A request and its response. It adds the request id, the names of ignored fields and the place in the queue to the
+    head of the response, and records its status.
 
     If the body arrived too late, the connection is closed after the response, since the rest of the body is not
     awaited.
@@ -158,6 +157,8 @@ class Exchange:
                 headers["request-id"] = self.request_id
             if ignored := self._state.get("ignored"):
                 headers[IGNORED_HEADER] = header_value(ignored)
+            if place := self._state.get("place"):
+                headers.update(place.headers)
             if self._body.is_late:
                 headers["connection"] = "close"
         await self._send(message)

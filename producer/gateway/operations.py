@@ -23,13 +23,13 @@ _ERROR_NAMES = {
     403: "The server was started without the option that allows this.",
     404: "Not found.",
     405: "The path does not support this method.",
-    408: "The body did not arrive in time, or the request expired before it was started.",
-    409: "The object is in a state that does not allow this.",
+    408: "The body did not arrive in time, or the request expired before its start; retry after `Retry-After` seconds.",
+    409: "The object is in a state that does not allow this, or the `Idempotency-Key` was used for another body.",
     413: "The body is too large.",
     429: "The queue is full, or the tenant is over its quota; retry after `Retry-After` seconds.",
     499: "The request was cancelled.",
     500: "The request failed.",
-    503: "No engine serves the model at present.",
+    503: "No engine serves the model at present; retry after `Retry-After` seconds.",
 }
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 

@@ -10,11 +10,15 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from starlette.requests import Request
+
 from ...shared.errors import PenstockError
 from ...shared.process.log import get_logger
 from ...shared.queue.stats import RequestStatus
 from .. import Client
+from ..openai.errors import RETRY_AFTER_S
 from ..sse import COMMENT
+from .http import gateway_of
 
 POSITION_HEADER, START_HEADER = "x-penstock-queue-position", "x-penstock-estimated-start"
 # Comments come four times until the estimated start, within the limits of a ``Place``.
@@ -98,6 +102,20 @@ class Place:
             return self._every_s
         return min(self._every_s, max(self._wait_s, status.estimated_start_s / _COMMENTS_PER_WAIT))
 
+    async def retry_after_s(self) -> float:
+        """Return the estimated wait of the request's band, for a caller whose request has expired."""
+        try:
+            async with asyncio.timeout(_ASK_TIMEOUT_S):
+                model = await self._client.resolve_model(self._model)
+                status, stats = await asyncio.gather(
+                    self._client.status(self._request_id, model), self._client.queue_stats(model)
+                )
+        except (PenstockError, TimeoutError) as error:
+            log.debug("place_unknown", error=str(error))
+            return RETRY_AFTER_S
+        waits = [band.estimated_wait_s for band in stats.bands if band.band == status.band]
+        return next((wait_s for wait_s in waits if wait_s is not None), RETRY_AFTER_S)
+
     async def _status(self) -> RequestStatus | None:
         """Return the state of the request; None if it is not in the queue yet, or if Redis does not answer in time."""
         try:
@@ -107,6 +125,15 @@ class Place:
         except (PenstockError, TimeoutError) as error:
             log.debug("place_unknown", error=str(error))
             return None
+
+
+def place_of(request: Request, model: str | None, request_id: str) -> Place:
+    """Return the place of a request in the queue, which the response to the HTTP request reports."""
+    gateway = gateway_of(request)
+    settings = gateway.settings
+    place = Place(gateway.client, model, request_id, wait_s=settings.status_wait_s, every_s=settings.keep_alive_s)
+    request.state.place = place
+    return place
 
 
 def _headers(status: RequestStatus | None) -> dict[str, str]:

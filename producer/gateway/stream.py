@@ -31,7 +31,7 @@ from ..reconnect import AnswerPositions
 from ..sse import COMMENT, EventStream
 from .generations import PromptDelta
 from .http import gateway_of
-from .place import Place
+from .place import place_of
 
 _FORM = re.compile(r"([A-Za-z0-9_-]{1,100}):(\d{1,10}e?(?:\.\d{1,10}e?)*)(\.u)?")
 
@@ -133,7 +133,8 @@ def openai_error(error: OpenAIError) -> bytes:
 async def event_stream(
     request: Request,
     encoded: AsyncGenerator[bytes],
-    place: Place,
+    model: str,
+    request_id: str,
     *,
     has_preamble: bool = False,
     error_event: Callable[[OpenAIError], bytes] = openai_error,
@@ -145,22 +146,21 @@ async def event_stream(
     response is sent, with the place in the queue of a request that waits.
 
     Args:
+        model, request_id: of the request in the queue.
         has_preamble: whether the first events come before the request has output.
         error_event: encodes a failure as the last event.
         keep_alive: sent while no event arrives.
 
     Raises: the exceptions of ``encoded`` before its first event.
     """
-    stream = EventStream(
+    place = place_of(request, model, request_id)
+    return await EventStream(
         place.around(_observed(request, encoded), has_preamble=has_preamble),
         error_event=partial(_error_event, error_event),
         keep_alive_s=gateway_of(request).settings.keep_alive_s,
         keep_alive=keep_alive,
         status_wait_s=None,
-    )
-    await stream.start()
-    stream.headers.update(place.headers)
-    return stream
+    ).start()
 
 
 def _event(position: Position, chunk: msgspec.Struct) -> bytes:

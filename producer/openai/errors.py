@@ -4,7 +4,7 @@
     408 expired                 409 not allowed in this state   413 body too large
     429 queue full, over quota  499 the request was cancelled   500 the engine failed     503 no engine serves
 
-429 and 503 carry ``Retry-After``. The ``openai`` package has a separate exception class for most of them.
+408, 429 and 503 carry ``Retry-After``. The ``openai`` package has a separate exception class for most of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from ...shared.values.shown import MAX_SHOWN_CHARS
 
 # The openai package retries 408, 409, 429 and 5xx by default, so a cancelled request has another status.
 CLIENT_CLOSED_REQUEST = 499
+# Statuses of refusals that may be temporary, and when to try again if nothing is known.
+RETRYABLE, RETRY_AFTER_S = (408, 429, 503), 1.0
+
+EXPIRED = "request_expired"
 
 # Our messages begin with the field's name. Messages of msgspec end with its path.
 _LEADING_FIELD = re.compile(r"^([a-z_][a-z0-9_]*(?:\[[^\]]*\])*(?:\.[a-z_][a-z0-9_]*(?:\[[^\]]*\])*)*)(?=[ :=])")
@@ -50,7 +54,8 @@ class OpenAIError(errors.PenstockError):
     Args:
         status: HTTP status.
         type, param, code: fields of OpenAI's error body.
-        retry_after_s: when the same request may succeed; rounded up for the header.
+        retry_after_s: when the same request may succeed; rounded up for the header. ``RETRY_AFTER_S`` for a status in
+            ``RETRYABLE`` if None.
     """
 
     code = "openai_error"
@@ -71,11 +76,23 @@ class OpenAIError(errors.PenstockError):
         self.type = type
         self.param = None if param is None else cut(param, MAX_SHOWN_CHARS)
         self.error_code = code
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = RETRY_AFTER_S if retry_after_s is None and status in RETRYABLE else retry_after_s
 
     @property
     def body(self) -> ErrorBody:
         return ErrorBody(ErrorDetail(self.message, self.type, self.param, self.error_code))
+
+    def renamed(self, param: str) -> OpenAIError:
+        """Return the same error about the field ``param``, which has another name there."""
+        message = self.message if self.param is None else self.message.replace(self.param, param)
+        return OpenAIError(
+            self.status,
+            message,
+            type=self.type,
+            param=param,
+            code=self.error_code,
+            retry_after_s=self.retry_after_s,
+        )
 
     @property
     def headers(self) -> dict[str, str]:
@@ -111,7 +128,7 @@ def error_of(error: BaseException) -> OpenAIError:
                 type=type_,
                 param=_field_of(message) if status in (400, 413) else "model" if code == "model_not_found" else None,
                 code=code,
-                retry_after_s=getattr(error, "retry_after_s", None) or (1.0 if status == 503 else None),
+                retry_after_s=getattr(error, "retry_after_s", None),
             )
     return OpenAIError(500, "the server failed; see its log", type="server_error", code="internal_error")
 
@@ -123,7 +140,7 @@ def cancelled() -> OpenAIError:
 
 def expired() -> OpenAIError:
     """Return the error of a request whose ``timeout_s`` passed before it had any output."""
-    return OpenAIError(408, "the request expired before it was started", type="timeout", code="request_expired")
+    return OpenAIError(408, "the request expired before it was started", type="timeout", code=EXPIRED)
 
 
 def _unreadable(error: msgspec.MsgspecError | UnicodeDecodeError) -> OpenAIError:

@@ -98,7 +98,9 @@ def _dead_error(model: str, engines: list[EngineHeartbeat]) -> EngineDeadError:
     if not causes:
         # An engine without a lease accepts no requests, even if its heartbeat is live.
         causes = ["none of its engines holds a lease" if engines else "it has no engine with a heartbeat or a lease"]
-    return EngineDeadError(f"no live engine serves model {shown(model)}: {'; '.join(causes)}")
+    waits = [engine.restart_at - time.time() for engine in engines if engine.restart_at > 0]
+    message = f"no live engine serves model {shown(model)}: {'; '.join(causes)}"
+    return EngineDeadError(message, retry_after_s=max(0.0, min(waits)) if waits else None)
 
 
 def _cause(engine: EngineHeartbeat) -> str:

@@ -113,7 +113,7 @@ def _permitted(request: Request) -> tuple[Gateway, str]:
     return gateway, request.state.identity.tenant if gateway.settings.api_keys else EVERYBODY
 
 
-_STATUSES = (400, 403, 413, 499)
+_STATUSES = (400, 403, 409, 413, 499)
 
 OPERATIONS = (
     Operation(

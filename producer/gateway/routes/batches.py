@@ -85,7 +85,7 @@ OPERATIONS = (
         summary="Create a batch from an uploaded file",
         body=BatchBody,
         response=Batch,
-        statuses=(400, 413),
+        statuses=(400, 409, 413),
     ),
     Operation(
         method="GET",

@@ -179,7 +179,7 @@ OPERATIONS = (
         body=FileUpload,
         body_media_type="multipart/form-data",
         response=FileObject,
-        statuses=(400, 413),
+        statuses=(400, 409, 413),
     ),
     Operation(
         method="GET",

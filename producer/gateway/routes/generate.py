@@ -33,7 +33,7 @@ from ..http import Gateway, add_ids, bind_request_id, gateway_of, json_response,
 from ..idempotency import reserved
 from ..message_stream import PING, MessagePosition, error_frame, message_events
 from ..operations import Operation
-from ..place import Place
+from ..place import place_of
 from ..reservations import HEADER, Reservation, digest_of
 from ..stream import Position, event_stream, events
 
@@ -100,8 +100,8 @@ async def generate(path: str, request: Request) -> ASGIApp:
     add_ids(options, request, response_id)
     if not prepared.stream:
         work = generations.answer(gateway.client, prepared, options, response_id)
-        place = place_of(gateway, prepared.model, response_id)
-        return json_response(await while_connected(request, place.during(work)), headers=place.headers)
+        place = place_of(request, prepared.model, response_id)
+        return json_response(await while_connected(request, place.during(work)))
     deltas = generations.stream(gateway.client, prepared, options, response_id, linger_s=linger_s)
     if isinstance(prepared, PreparedMessage):
         position = MessagePosition(response_id)
@@ -162,20 +162,14 @@ async def _event_stream(
     position: Position | MessagePosition,
 ) -> EventStream:
     model = prepared.model or await _model_name(gateway, prepared)
-    place = place_of(gateway, model, position.response_id)
+    request_id = position.response_id
     if isinstance(position, Position):
         chunks = prepared.events(position.response_id, model)
-        return await event_stream(request, events(deltas, prepared, chunks, position), place)
+        return await event_stream(request, events(deltas, prepared, chunks, position), model, request_id)
     assert isinstance(prepared, PreparedMessage)
     encoded = message_events(deltas, prepared, model, position)
     error_event = partial(error_frame, request.state.x_request_id)
-    return await event_stream(request, encoded, place, error_event=error_event, keep_alive=PING)
-
-
-def place_of(gateway: Gateway, model: str | None, request_id: str) -> Place:
-    """Return the place in the queue of a request of ``model``, for its response."""
-    settings = gateway.settings
-    return Place(gateway.client, model, request_id, wait_s=settings.status_wait_s, every_s=settings.keep_alive_s)
+    return await event_stream(request, encoded, model, request_id, error_event=error_event, keep_alive=PING)
 
 
 async def _model_name(gateway: Gateway, prepared: Prepared) -> str:
@@ -213,7 +207,7 @@ def generation_operation(
         response=response,
         streams=True,
         error=error,
-        statuses=(400, 408, 413, 429, 499),
+        statuses=(400, 408, 409, 413, 429, 499),
         parameters=(_LAST_EVENT_ID,),
     )
 

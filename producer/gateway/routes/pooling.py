@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -49,8 +49,11 @@ from .. import generations
 from ..http import add_ids, gateway_of, json_response, read_struct, while_connected
 from ..idempotency import reserved
 from ..operations import Operation
+from ..place import place_of
 from ..reservations import HEADER, Reservation
 from .generate import prepare, reserved_id
+
+T = TypeVar("T")
 
 
 async def embeddings(request: Request) -> Response:
@@ -115,8 +118,7 @@ async def _pool_data(request: Request, body: PoolBody, data_prompt: DataPrompt, 
     prepared = msgspec.structs.replace(body.prepared("pool", "-", params), fields={"prompt": "data"})
     response_id = new_id(prepared.id_prefix)
     work = gateway.client.encode(data_prompt, params, **_options(request, prepared, response_id))
-    with prepared.naming_fields(), _http_errors():
-        output = await while_connected(request, work)
+    output = await _run(request, prepared, response_id, work)
     answer = ProcessedResponse(
         request_id=response_id,
         created_at=created_at(response_id),
@@ -158,8 +160,8 @@ async def _pool_prompts(request: Request, prepared: PreparedPooling) -> tuple[st
     response_id = await _response_id(request, prepared.id_prefix, prepared.model, len(prepared.prompts))
     options = _options(request, prepared, response_id)
     work = gateway_of(request).client.encode_all(prepared.prompts, prepared.params, **options)
-    with prepared.naming_fields(), _http_errors():
-        return response_id, await while_connected(request, work)
+    first_id = request_id_of_prompt(response_id, 0, len(prepared.prompts))
+    return response_id, await _run(request, prepared, first_id, work)
 
 
 async def _score_pairs(
@@ -172,13 +174,21 @@ async def _score_pairs(
 ) -> tuple[str, list[ScoringRequestOutput]]:
     """Return the id and the scores of pairs. An embedding model embeds each text once, a cross-encoder each pair."""
     prepared = msgspec.structs.replace(body.prepared(prefix, "-", body.pooling_params(None)), fields=names)
-    with prepared.naming_fields(), _http_errors():
+    with prepared.naming_fields():
         pairs = pairs_of(texts, others)
-        num_texts = len({text for pair in pairs for text in pair})
-        response_id = await _response_id(request, prefix, prepared.model, *{len(pairs), num_texts})
-        options = _options(request, prepared, response_id)
-        work = gateway_of(request).client.score(texts, others, prepared.params, **options)
-        return response_id, await while_connected(request, work)
+    num_texts = len({text for pair in pairs for text in pair})
+    response_id = await _response_id(request, prefix, prepared.model, *{len(pairs), num_texts})
+    options = _options(request, prepared, response_id)
+    work = gateway_of(request).client.score(texts, others, prepared.params, **options)
+    first_id = request_id_of_prompt(response_id, 0, num_texts)
+    return response_id, await _run(request, prepared, first_id, work)
+
+
+async def _run(request: Request, prepared: PreparedPooling, request_id: str, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``, whose first request has the id ``request_id``. It ends if the caller leaves."""
+    place = place_of(request, prepared.model, request_id)
+    with prepared.naming_fields(), _http_errors():
+        return await while_connected(request, place.during(work))
 
 
 @contextmanager
@@ -211,7 +221,7 @@ def _head(
     return {"id": response_id, "created": created_at(response_id), "model": model or outputs[0].model, "usage": usage}
 
 
-_operation = partial(Operation, method="POST", statuses=(400, 408, 413, 429, 499))
+_operation = partial(Operation, method="POST", statuses=(400, 408, 409, 413, 429, 499))
 
 OPERATIONS = (
     _operation(path=EMBEDDINGS, handler=embeddings, summary="Embed texts", body=EmbeddingsBody, response=Embeddings),

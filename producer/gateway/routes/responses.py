@@ -22,9 +22,10 @@ from ..auth import Identity
 from ..http import add_ids, bind_request_id, gateway_of, json_response, while_connected
 from ..idempotency import reserved
 from ..operations import Operation
+from ..place import place_of
 from ..reservations import Reservation
 from ..stream import event_stream
-from .generate import decode_body, place_of
+from .generate import decode_body
 
 
 async def create(request: Request) -> HTTPResponse | EventStream:
@@ -43,17 +44,17 @@ async def create(request: Request) -> HTTPResponse | EventStream:
     prompts = await gateway.images.fetched(prepared.chat.prompts, identity.tenant)
     prepared = msgspec.structs.replace(prepared, chat=msgspec.structs.replace(prepared.chat, prompts=prompts))
     add_ids(prepared.options, request, prepared.record.id)
-    place = place_of(gateway, prepared.record.model, prepared.record.id)
+    model, response_id = prepared.record.model, prepared.record.id
     if body.background:
         response = await responses.submit(prepared)
         if not body.stream:
             return json_response(response)
         frames = _frames(responses.follow(identity.tenant, prepared.record))
-        return await event_stream(request, frames, place, has_preamble=True)
+        return await event_stream(request, frames, model, response_id, has_preamble=True)
     if body.stream:
-        return await event_stream(request, _frames(responses.stream(prepared)), place)
-    work = place.during(responses.answer(prepared))
-    return json_response(await while_connected(request, work), headers=place.headers)
+        return await event_stream(request, _frames(responses.stream(prepared)), model, response_id)
+    place = place_of(request, model, response_id)
+    return json_response(await while_connected(request, place.during(responses.answer(prepared))))
 
 
 async def _reserved(request: Request, decoded: Decoded) -> Reservation | None:
@@ -75,8 +76,7 @@ async def retrieve(request: Request) -> HTTPResponse | EventStream:
             gateway_of(request).metrics.resumed.inc()
         record, _ = await responses.find(tenant, _response_id(request))
         events = responses.follow(tenant, record, -1 if after is None else after)
-        place = place_of(gateway_of(request), record.model, record.id)
-        return await event_stream(request, _frames(events), place, has_preamble=True)
+        return await event_stream(request, _frames(events), record.model, record.id, has_preamble=True)
     if "starting_after" in request.query_params:
         raise bad_field("starting_after", "starting_after needs stream=true")
     return json_response(await responses.retrieve(tenant, _response_id(request)))
@@ -163,7 +163,7 @@ OPERATIONS = (
         body=ResponseBody,
         response=Response,
         streams=True,
-        statuses=(400, 408, 413, 429, 499),
+        statuses=(400, 408, 409, 413, 429, 499),
     ),
     Operation(
         method="GET",

@@ -63,7 +63,7 @@ async def ready(request: Request) -> Response:
             causes.append(str(error))
         else:
             return json_response(Readiness("ok", await _warnings(request)))
-    raise OpenAIError(503, causes[-1], type="server_error", code="not_ready", retry_after_s=1)
+    raise OpenAIError(503, causes[-1], type="server_error", code="not_ready")
 
 
 async def metrics(request: Request) -> Response:
@@ -104,9 +104,7 @@ async def _models(request: Request) -> list[str]:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             return list(await gateway_of(request).client.models())
     except TimeoutError:
-        raise OpenAIError(
-            503, "Redis does not answer", type="server_error", code="queue_unavailable", retry_after_s=1
-        ) from None
+        raise OpenAIError(503, "Redis does not answer", type="server_error", code="queue_unavailable") from None
 
 
 OPERATIONS = (

@@ -196,9 +196,7 @@ def with_response_names(error: OpenAIError) -> OpenAIError:
         return error
     for chat_name, name in _NAMES:
         if error.param.startswith(chat_name):
-            param = name + error.param.removeprefix(chat_name)
-            message = error.message.replace(error.param, param)
-            return OpenAIError(error.status, message, type=error.type, param=param, code=error.error_code)
+            return error.renamed(name + error.param.removeprefix(chat_name))
     return error
 
 
