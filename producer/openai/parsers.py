@@ -44,7 +44,7 @@ class Parsers(msgspec.Struct, frozen=True):
 
 
 class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The parsers of a deployment; "auto" selects those that fit the model's chat template, according to its card.
+    """The parsers of a deployment; "auto" selects those of the model's card.
 
     Raises:
         ConfigurationError: no parser has that name.
@@ -60,7 +60,7 @@ class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
             if self.reasoning not in (AUTO, NONE):
                 find_reasoning_format(self.reasoning)
         except ValidationError as error:
-            raise ConfigurationError(f"{error}; or {AUTO!r}, to derive it from the model's chat template") from error
+            raise ConfigurationError(f"{error}; or {AUTO!r}, to take that of the model's card") from error
 
     def for_model(self, card: ModelCard | None) -> Parsers:
         """Return the parsers for the model of ``card``; None is a model that no worker has served."""
@@ -124,10 +124,12 @@ class ModelParsers:
 
     def _report(self, card: ModelCard, parsers: Parsers) -> None:
         is_known = parsers.tool_call in (card.tool_call_parser, self._choice.tool_call)
+        source = card.tool_call_source if self._choice.tool_call == AUTO else "option"
         log.info(
             "answer_formats_selected",
             model=card.model,
             tool_calls=parsers.tool_call,
             reasoning=parsers.reasoning,
             is_tool_call_format_known=is_known,
+            source=source,
         )

@@ -82,7 +82,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         is_tracing_enabled: whether its workers write spans of requests.
         registered_at: when a worker last wrote the card, in seconds since the epoch.
         attention_backend, kv_cache_dtype: as in ``messages.Ready``.
-        tool_call_parser, reasoning_parser: those that fit its chat template; empty if none is known.
+        tool_call_parser, reasoning_parser: those that fit the model; empty if none is known.
         setup: setup of the engine that wrote the card; heartbeats have those of other engines.
         pooling: pooling of a model that pools; None for one that generates.
         logits_processors: names that ``extra_args`` of a request may use.
@@ -92,6 +92,8 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
         system_anywhere: whether its chat template renders system messages after the first user message. If not, workers
             send them to the model as user text between ``<system-reminder>`` tags, at the same place.
         takes_developer: whether its chat template renders the role "developer". If not, it is "system".
+        tool_call_source: source of ``tool_call_parser``: the tokenizer's "response_template" or "chat_template", or its
+            "vocabulary".
     """
 
     version: int = WIRE_VERSION
@@ -120,6 +122,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     weights_version: str = ""
     system_anywhere: bool = False
     takes_developer: bool = False
+    tool_call_source: str = ""
 
 
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Formats in which families of models write tool calls and reasoning, as data.
 
-The worker selects the formats of a model by its chat template and names them in its card; the gateway reads answers by
+The worker selects the formats of a model by their marks and names them in its card; the gateway reads answers by
 them. Names are those of vLLM's parsers where it has one.
 
 Whitespace at either end of a literal, and around its line breaks, is written when a call is forced and optional when a
@@ -155,7 +155,7 @@ class ToolCallFormat:
     """Format of tool calls of a family of models.
 
     Args:
-        in_template: alternatives, each a set of texts that are all in a chat template that shows this format.
+        in_template: alternatives, each a set of texts that are all in a template that shows this format.
         id_prefix, num_id_chars: form of the ids of calls. Mistral's templates accept only ids of nine characters.
     """
 
@@ -210,7 +210,7 @@ _M3 = "]<]minimax[>["
 
 # Formats with marks that others share come behind the others: the first whose texts are in the template is selected.
 TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = {
-    CHANNELS: ToolCallFormat(ChannelCalls(), (("<|channel|>", "<|constrain|>"),)),
+    CHANNELS: ToolCallFormat(ChannelCalls(), (("<|channel|>", "<|constrain|>"), ("<|channel|>", "to=functions"))),
     "kimi_k3": ToolCallFormat(
         FramedCalls(
             sections=(("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),),
@@ -428,25 +428,17 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 }
 
 
-def tool_call_format_of(template: str) -> str:
-    """Return the name of the format of tool calls that a chat template shows; empty if it shows none."""
-    return next(
-        (
-            name
-            for name, record in TOOL_CALL_FORMATS.items()
-            if any(all(mark in template for mark in marks) for marks in record.in_template)
-        ),
-        "",
-    )
+def tool_call_format_of(text: str) -> str:
+    """Return the name of the format of tool calls whose marks ``text`` has; empty if it has none."""
+    for name, record in TOOL_CALL_FORMATS.items():
+        if any(all(mark in text for mark in marks) for marks in record.in_template):
+            return name
+    return ""
 
 
-def reasoning_format_of(template: str) -> str:
-    """Return the name of the format of reasoning that a chat template shows; empty if it shows none."""
-    return next(
-        (
-            name
-            for name, record in REASONING_FORMATS.items()
-            if all(mark in template for mark in record.in_template or (record.end,))
-        ),
-        "",
-    )
+def reasoning_format_of(text: str) -> str:
+    """Return the name of the format of reasoning whose marks ``text`` has; empty if it has none."""
+    for name, record in REASONING_FORMATS.items():
+        if all(mark in text for mark in record.in_template or (record.end,)):
+            return name
+    return ""

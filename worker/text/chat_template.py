@@ -4,9 +4,6 @@ Sources: transformers, "Chat templates" (``tools`` and ``documents`` are None wi
 template), and ``transformers.utils.chat_template_utils``. Extensions: ``loopcontrols`` and the tag ``generation``.
 Filters: ``tojson`` without HTML escapes. Globals: ``raise_exception``, ``strftime_now``, and ``dict`` and ``namespace``
 of which templates cannot reach Python.
-
-A template also shows how the model writes tool calls and reasoning, since it renders earlier replies of the model. The
-names of these styles are those of the parsers in ``producer/openai`` and of vLLM.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
@@ -24,13 +21,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from ...shared.errors import ModelLoadError, PenstockError, RequestFailedError, ValidationError
-from ...shared.params.answer_formats import (
-    OPENED_BY_PROMPT,
-    REASONING_FORMATS,
-    ReasoningFormat,
-    reasoning_format_of,
-    tool_call_format_of,
-)
 from ...shared.process.boundary import describe
 from ...shared.values.shown import shown
 from .chat_messages import MessageForm
@@ -138,33 +128,6 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             tokens[name] = value
     return tokens
-
-
-class ChatStyle(NamedTuple):
-    """Names of parsers; empty if the template shows none."""
-
-    tool_call_parser: str = ""
-    reasoning_parser: str = ""
-
-
-def style_of(template: ChatTemplate) -> ChatStyle:
-    """Return the parsers that ``template`` indicates."""
-    reasoning = reasoning_format_of(template.source)
-    if reasoning and _is_opened(template, REASONING_FORMATS[reasoning]):
-        opened = REASONING_FORMATS[OPENED_BY_PROMPT]
-        reasoning = OPENED_BY_PROMPT if REASONING_FORMATS[reasoning].start == opened.start else reasoning
-    return ChatStyle(tool_call_format_of(template.tool_use_source), reasoning)
-
-
-def _is_opened(template: ChatTemplate, reasoning: ReasoningFormat) -> bool:
-    """Return whether the template ends the prompt with the mark that starts reasoning."""
-    if reasoning.starts_in_prompt or reasoning.answer_marks:
-        return False
-    try:
-        prompt = template.render([{"role": "user", "content": "probed"}], {})
-    except PenstockError:  # it refuses this message, or is broken, so the end of the prompt is unknown
-        return False
-    return prompt.rstrip().endswith(reasoning.start)
 
 
 def make_environment() -> ImmutableSandboxedEnvironment:

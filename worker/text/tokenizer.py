@@ -18,7 +18,8 @@ from ...shared.params.answer_formats import OPENED_BY_PROMPT
 from ...shared.params.chat import AUTO, NONE, num_thought
 from ...shared.params.prompts import Cut
 from ...shared.params.sampling import SamplingParams
-from .chat_template import ChatStyle, ChatTemplate, style_of
+from .chat_style import style_of
+from .chat_template import ChatTemplate
 from .detokenizer import DecodeContext, IncrementalDetokenizer
 from .encoding import encode, encode_cut, encode_cut_pair, max_chars_per_token, tokenizing
 from .message_roles import RoleSupport
@@ -38,20 +39,24 @@ class TextCodec:
 
     Attributes:
         token_bytes: bytes of each single token.
-        chat_style: parsers of the model's tool calls and reasoning, derived from its chat template unless the reasoning
-            parser was configured.
+        chat_style: parsers of the model's tool calls and reasoning; that of the reasoning may be configured.
         can_think_first: whether its reasoning is between two known tokens, so that a grammar can begin after it.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, *, reasoning_parser: str = AUTO
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        *,
+        response_template: Mapping[str, Any] | None = None,
+        reasoning_parser: str = AUTO,
     ) -> None:
         self._tokenizer = tokenizer
         self._kinds = TokenKinds.from_tokenizer(tokenizer)
         self._max_chars_per_token = max_chars_per_token(tokenizer)
         self.token_bytes = TokenBytes(tokenizer, self._kinds)
         self._chat_template = chat_template
-        self.chat_style = ChatStyle() if chat_template is None else style_of(chat_template)
+        self.chat_style = style_of(chat_template, response_template, self._kinds.added.values())
         self._is_opened_by_template = self.chat_style.reasoning_parser == OPENED_BY_PROMPT
         if reasoning_parser != AUTO:
             self._is_opened_by_template = False
@@ -82,8 +87,13 @@ class TextCodec:
             raise ModelLoadError(f"{path} cannot be read: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        template = ChatTemplate.load(folder, read_json(folder / "tokenizer_config.json"))
-        return cls(tokenizer, template, reasoning_parser=reasoning_parser)
+        config = read_json(folder / "tokenizer_config.json")
+        return cls(
+            tokenizer,
+            ChatTemplate.load(folder, config),
+            response_template=config.get("response_template") or config.get("response_schema"),
+            reasoning_parser=reasoning_parser,
+        )
 
     @property
     def has_chat_template(self) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tokenizers import Tokenizer
 
 from penstock.shared.params.answer_formats import REASONING_FORMATS, TOOL_CALL_FORMATS
-from penstock.worker.text.chat_template import ChatStyle, ChatTemplate, style_of
+from penstock.worker.text.chat_style import ChatStyle, style_of
+from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.tokenizer import TextCodec
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
@@ -138,15 +140,15 @@ def test_a_template_for_tools_takes_the_place_of_the_default_where_there_are_too
 def test_the_template_shows_how_calls_and_reasoning_are_written() -> None:
     thinking = "{{ messages[0].content.split('</think>')[-1] }}"
     for source, style in [
-        (HERMES, ChatStyle("hermes", "")),
-        (CONTENT_FIRST, ChatStyle("mistral", "")),
-        (CONCATENATED, ChatStyle("", "deepseek_r1")),
-        (HERMES + thinking, ChatStyle("hermes", "qwen3")),
-        (HERMES + "{# <function=name> #}", ChatStyle("qwen3_coder", "")),
-        ("{{ '<|python_tag|>' }}", ChatStyle("llama3_json", "")),
-        ("{{ '</think>' }}{{ raise_exception('no') }}", ChatStyle("", "qwen3")),
+        (HERMES, ("hermes", "")),
+        (CONTENT_FIRST, ("mistral", "")),
+        (CONCATENATED, ("", "deepseek_r1")),
+        (HERMES + thinking, ("hermes", "qwen3")),
+        (HERMES + "{# <function=name> #}", ("qwen3_coder", "")),
+        ("{{ '<|python_tag|>' }}", ("llama3_json", "")),
+        ("{{ '</think>' }}{{ raise_exception('no') }}", ("", "qwen3")),
     ]:
-        assert style_of(ChatTemplate(source, {})) == style, source
+        assert style_of(ChatTemplate(source, {}))[:2] == style, source
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,63 @@ def test_the_marks_of_each_kind_of_reasoning_select_it(name: str) -> None:
     record = REASONING_FORMATS[name]
     text = f"{record.start}{record.end}{''.join(record.answer_marks)}"
     assert style_of(ChatTemplate(f"{{% raw %}}{text}{{% endraw %}}.", {})).reasoning_parser == name
+
+
+# Response templates in the form of transformers 5.23, and response schemas in the older form.
+FIELDS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
+    "literals": (
+        {"fields": {"thinking": {"open": "<think>", "close": "</think>"}, "tool_calls": {"open": "<tool_call>"}}},
+        ("hermes", "qwen3"),
+    ),
+    "patterns": (
+        {"fields": {"tool_calls": {"open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>"}}},
+        ("qwen3_coder", ""),
+    ),
+    "escapes": (
+        {"fields": {"tool_calls": {"open_pattern": r"<\|channel\|>commentary to=functions\.(?P<name>\w+)"}}},
+        ("openai", ""),
+    ),
+    "content": (
+        {"fields": {"thinking": {"close": "</think>"}, "content": {"open": ["<response>\n"]}, "tool_calls": {}}},
+        ("", "ernie45"),
+    ),
+    "schema": (
+        {
+            "x-regex": r"(\<\|channel\>thought\n(?P<thinking>.*?)\<channel\|\>)?(?P<tool_calls>.*)",
+            "properties": {"thinking": {}, "tool_calls": {"x-regex-iterator": r"<\|tool_call>(.*?)<tool_call\|>"}},
+        },
+        ("gemma4", "gemma4"),
+    ),
+    "unknown": ({"fields": {"tool_calls": {"open": "<|content_invoke_tool_json|>"}, "thinking": {}}}, ("", "")),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_response_template_precedes_the_chat_template(name: str) -> None:
+    response, (calls, reasoning) = FIELDS[name]
+    template = ChatTemplate("{% raw %}[TOOL_CALLS][THINK][/THINK]{% endraw %}.", {})
+    style = style_of(template, response)
+    assert style[:2] == (calls or "mistral", reasoning or "mistral")
+    assert style.tool_call_source == ("response_template" if calls else "chat_template")
+    assert style_of(None, response)[:2] == (calls, reasoning)
+
+
+def test_the_vocabulary_shows_calls_if_no_template_does() -> None:
+    tokens = ["<|im_end|>", "<think>", "</think>", "<tool_call>"]
+    plain = ChatTemplate("{{ messages[0].content }}", {})
+    assert style_of(plain, None, tokens) == style_of(None, {}, tokens) == ChatStyle("hermes", "", "vocabulary")
+    assert style_of(ChatTemplate("[TOOL_CALLS]", {}), {}, tokens) == ChatStyle("mistral", "", "chat_template")
+    assert style_of(plain, None, ["<arg_key>", "<tool_call>"]).tool_call_parser == "glm45"
+    for wrong in ("text", ["fields"], {"fields": ["tool_calls"]}, {"fields": {"tool_calls": 1, "thinking": None}}):
+        assert style_of(plain, cast(Any, wrong)) == ChatStyle()
+
+
+@pytest.mark.parametrize("key", ["response_template", "response_schema"])
+def test_a_folder_has_its_sources_in_the_files_of_the_tokenizer(tmp_path: Path, demo_model: Path, key: str) -> None:
+    config = {"chat_template": "[TOOL_CALLS]", key: {"fields": {"tool_calls": {"open": "<|START_ACTION|>"}}}}
+    shutil.copy(demo_model / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert TextCodec.load(tmp_path).chat_style == ChatStyle("cohere", "", "response_template")
 
 
 # As DeepSeek-V3.1 has it: the reply begins with an open or a closed pair of marks.

@@ -35,6 +35,7 @@ def make_card(config: EngineConfig, ready: Ready, codec: TextCodec, *, is_tracin
         generation_config=_generation_config(Path(ready.model_folder)),
         tool_call_parser=codec.chat_style.tool_call_parser,
         reasoning_parser=codec.chat_style.reasoning_parser,
+        tool_call_source=codec.chat_style.tool_call_source,
         system_anywhere=codec.has_chat_template and codec.roles.system_anywhere,
         takes_developer=codec.roles.developer,
         supported_tasks=ready.supported_tasks,
