@@ -115,13 +115,13 @@ def _add_formats(parser: argparse.ArgumentParser) -> None:
         "--tool-call-parser",
         default="auto",
         metavar="NAME",
-        help=f"{', '.join(sorted(TOOL_CALL_FORMATS))} (by the chat template)",
+        help=f"{', '.join(sorted(TOOL_CALL_FORMATS))} (by the tokenizer)",
     )
     parser.add_argument(
         "--reasoning-parser",
         default="auto",
         metavar="NAME",
-        help=f"{', '.join(sorted(REASONING_FORMATS))}; none leaves it in the answer (by the chat template)",
+        help=f"{', '.join(sorted(REASONING_FORMATS))}; none leaves it in the answer (by the tokenizer)",
     )
 
 
