@@ -98,6 +98,11 @@ class LocalServer:
         if self._process is None:
             return 0
         self._process.send_signal(signal.SIGTERM)
+        return self.await_end()
+
+    def await_end(self) -> int:
+        """Wait until the process ends by itself or after a signal, and return its exit status. Kill it if it hangs."""
+        assert self._process is not None
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
