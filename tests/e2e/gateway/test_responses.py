@@ -326,6 +326,29 @@ async def test_references_name_items_of_stored_responses(ai: AsyncOpenAI, respon
         )
 
 
+@pytest.mark.parametrize("kind", ["function", "custom"])
+async def test_references_name_calls_of_stored_responses(ai: AsyncOpenAI, responses: Responses, kind: str) -> None:
+    """The loop of tools of the AI SDK: a reference to the call, and its output."""
+    schema = {"type": "object", "properties": {"input": {"const": "a"}}, "required": ["input"]}
+    form = {"type": "grammar", "syntax": "regex", "definition": "a"}
+    tool = {"type": kind, "name": "note"} | ({"parameters": schema} if kind == "function" else {"format": form})
+    body: Any = {"model": "demo", "tools": [{"type": "namespace", "name": "pad", "tools": [tool]}]}
+    chosen: Any = {"type": kind, "name": "note", "namespace": "pad"}
+    first: Any = await ai.responses.create(**body, input="note a:", tool_choice=chosen, parallel_tool_calls=False)
+    (call,) = first.output
+    assert (call.type.startswith(kind), call.name, call.namespace) == (True, "note", "pad")
+    assert (call.input if kind == "custom" else json.loads(call.arguments)["input"]) == "a"
+    output = {"type": f"{call.type}_output", "call_id": call.call_id, "output": [{"type": "input_text", "text": "ok"}]}
+    items: Any = [{"role": "user", "content": "note a:"}, {"type": "item_reference", "id": call.id}, output]
+    prepared = await responses.prepare("default", ResponseBody(**body, input=items))
+    prompt: Any = prepared.chat.prompt
+    function = prompt[1]["tool_calls"][0]["function"]
+    assert (function["name"], json.loads(function["arguments"])) == ("pad__note", {"input": "a"})
+    assert (prompt[2]["content"], prompt[2]["tool_call_id"]) == ("ok", call.call_id)
+    second = await ai.responses.create(**body, input=items, tool_choice="none", max_output_tokens=3)
+    assert second.status in ("completed", "incomplete")
+
+
 async def test_tools_that_run_elsewhere_are_named_in_a_header(ai: AsyncOpenAI) -> None:
     tools: Any = [{"type": "web_search"}, {"type": "custom", "name": "note"}]
     body: Any = {"model": "demo", "input": COUNT, "tools": tools, "extra_body": {"client_metadata": {"a": "b"}}}

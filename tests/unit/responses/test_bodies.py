@@ -281,9 +281,12 @@ def test_a_long_name_within_a_namespace_ends_in_its_digest() -> None:
 
 def test_images_of_outputs_follow_them_as_a_message_of_the_user() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "high"}
-    calls = [CALL, CALL | {"call_id": "c2"}]
-    outputs = [RESULT | {"output": [text("input_text", "seen"), image]}, RESULT | {"call_id": "c2", "output": [image]}]
-    rest = messages(input=[{"role": "user", "content": "look"}, *calls, *outputs])[2:]
+    custom = {"type": "custom_tool_call", "call_id": "c2", "name": "draw", "input": "a"}
+    outputs = [
+        RESULT | {"output": [text("input_text", "seen"), image]},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": [image]},
+    ]
+    rest = messages(input=[{"role": "user", "content": "look"}, CALL, custom, *outputs])[2:]
     assert [message["role"] for message in rest] == ["tool", "tool", "user"]
     assert [message["content"] for message in rest[:2]] == ["seen", "The image is in the next message."]
     assert [part["type"] for part in rest[2]["content"]] == ["image_url", "image_url"]
