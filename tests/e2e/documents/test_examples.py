@@ -276,7 +276,7 @@ def failure_of(reply: httpx.Response) -> str | None:
 
 
 async def test_the_first_app_streams_and_refuses(servers: Servers, browser: httpx.AsyncClient, client: Client) -> None:
-    """A refused request gets an error instead of the beginning of an answer."""
+    """Streams an answer. A request over the quota gets an error before any text."""
     ask = f"{servers.addresses['first'][0]}/ask"
     events = await read_whole(browser, ask, params={"question": QUESTION})
     assert events[-1][1]["finish_reason"] in ("stop", "length")

@@ -90,6 +90,16 @@ async def test_another_body_is_a_conflict(here: httpx.AsyncClient, key: dict[str
     assert "visible ASCII" in reply.json()["error"]["message"]
 
 
+async def begin_and_kill(
+    gateway: LocalGateway, http: httpx.AsyncClient, path: str, body: dict[str, Any], key: dict[str, str]
+) -> Any:
+    """Begin a stream and kill its gateway; return the first event."""
+    async with http.stream("POST", path, json=body | {"stream": True}, headers=key) as reply:
+        first = await event_of(reply.aiter_lines())
+        await asyncio.to_thread(gateway.kill)
+    return first
+
+
 async def test_a_stream_of_a_killed_gateway_is_joined_at_another(
     here: httpx.AsyncClient,
     other_gateway: LocalGateway,
@@ -99,9 +109,7 @@ async def test_a_stream_of_a_killed_gateway_is_joined_at_another(
 ) -> None:
     gate.hold_at(3)
     body = BODIES[CHAT] | {"n": 1, "temperature": 0}
-    async with there.stream("POST", CHAT, json=body | {"stream": True}, headers=key) as reply:
-        begun = await event_of(reply.aiter_lines())
-        await asyncio.to_thread(other_gateway.kill)
+    begun = await begin_and_kill(other_gateway, there, CHAT, body, key)
     joining = asyncio.create_task(here.post(CHAT, json=body, headers=key))
     async with here.stream("POST", CHAT, json=body | {"stream": True}, headers=key) as reply:
         lines = reply.aiter_lines()
@@ -123,9 +131,7 @@ async def test_a_response_of_a_killed_gateway_is_joined_at_another(
 ) -> None:
     gate.hold_at(3)
     body = BODIES[RESPONSES] | {"temperature": 0}
-    async with there.stream("POST", RESPONSES, json=body | {"stream": True}, headers=key) as reply:
-        begun = (await event_of(reply.aiter_lines()))["response"]
-        await asyncio.to_thread(other_gateway.kill)
+    begun = (await begin_and_kill(other_gateway, there, RESPONSES, body, key))["response"]
     joining = asyncio.create_task(here.post(RESPONSES, json=body, headers=key))
     gate.open()
     whole = (await joining).json()
