@@ -153,8 +153,8 @@ def test_stored_records_of_operators_still_decode() -> None:
 
 def test_engines_have_no_state_that_older_clients_lack() -> None:
     """They fail to read a heartbeat with another one; what is new needs a new field."""
-    known = "starting compiling ready busy stalled draining sleeping dead stopped failed"
-    assert [state.value for state in EngineState] == known.split()
+    states = "starting compiling ready busy stalled draining sleeping dead stopped failed"
+    assert [state.value for state in EngineState] == states.split()
 
 
 def test_a_heartbeat_of_an_earlier_engine_keeps_the_bounds_that_it_counted_by() -> None:

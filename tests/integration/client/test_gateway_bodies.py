@@ -37,14 +37,14 @@ WITHOUT_MODEL = {"BatchBody", "LoadBody", "UnloadBody"}
 
 def bodies() -> list[tuple[str, str]]:
     """Return path and schema of each operation with a JSON body."""
-    found = []
+    references = []
     for path, methods in build_openapi(OPERATIONS, "1")["paths"].items():
         for method, operation in methods.items():
             content = operation.get("requestBody", {}).get("content", {})
             if "application/json" in content:
                 assert method == "post"
-                found.append((path, content["application/json"]["schema"]["$ref"].rpartition("/")[2]))
-    return found
+                references.append((path, content["application/json"]["schema"]["$ref"].rpartition("/")[2]))
+    return references
 
 
 def body_of(schema: str) -> dict[str, Any]:
