@@ -23,7 +23,7 @@ from typing import BinaryIO
 import msgspec
 
 from ...shared.errors import ConfigurationError, PayloadTooLargeError, UnknownFileError, ValidationError
-from ...shared.redis_access.embedded.folder import data_folder
+from ...shared.values.data_folder import data_folder
 from ...shared.values.shown import shown
 
 CHUNK_BYTES = 1024 * 1024

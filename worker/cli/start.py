@@ -23,7 +23,7 @@ from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
 from ..config.worker_config import WorkerConfig
 from ..models.checkpoint.folder import check_local_model
-from ..models.checkpoint.stored_path import stored_path
+from ..models.checkpoint.stored_path import is_stored
 from ..options.settings import Settings, effective_config, read_settings
 from ..other_engines.kinds import KINDS
 from ..programs import PROGRAMS, START, HostOptions
@@ -120,8 +120,7 @@ def _preload_options(engine: EngineConfig) -> Sequence[str]:
     model = check_local_model(engine.model, needs_weights=engine.needs_weights)
     if model is None:
         return ()
-    stored = stored_path(engine, model)
-    if stored is not None and stored.is_file():
+    if is_stored(engine, model):
         return ("--without-transformers",)
     return ("--model", engine.model) if model.is_dir() else ()
 

@@ -5,14 +5,13 @@ It listens on a unix socket only, in a folder that only this user may enter, and
 """
 
 from .embedded import EmbeddedRedis, given_or_embedded, resolve_redis_url
-from .folder import ServerFolder, data_folder
+from .folder import ServerFolder
 from .server import ServerStatus, find_redis_cli, find_redis_server, read_status, stop
 
 __all__ = [
     "EmbeddedRedis",
     "ServerFolder",
     "ServerStatus",
-    "data_folder",
     "find_redis_cli",
     "find_redis_server",
     "given_or_embedded",

@@ -20,6 +20,7 @@ from typing import IO
 from urllib.parse import quote
 
 from ...errors import ConfigurationError
+from ...values.data_folder import data_folder
 
 # Linux allows 107 bytes, macOS 103.
 MAX_SOCKET_PATH_BYTES = 100
@@ -28,22 +29,6 @@ try:
 except ImportError:
     fcntl = None
 HAS_LOCKS = fcntl is not None
-
-
-def data_folder() -> Path:
-    """Return the folder of Penstock's own data: PENSTOCK_DATA_DIR, else the user's data folder.
-
-    Raises:
-        ConfigurationError: this user has no home, as in a container with an arbitrary user id.
-    """
-    explicit = os.environ.get("PENSTOCK_DATA_DIR")
-    if explicit:
-        return Path(explicit).absolute()
-    base = os.environ.get("XDG_DATA_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".local" / "share").absolute() / "penstock"
-    except RuntimeError as error:
-        raise ConfigurationError("this user has no home folder; set PENSTOCK_DATA_DIR or PENSTOCK_REDIS_URL") from error
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from penstock.shared.errors import ConfigurationError, RedisUnavailableError
 from penstock.shared.redis_access.embedded import (
     EmbeddedRedis,
     ServerFolder,
-    data_folder,
     read_status,
     resolve_redis_url,
     server,
     stop,
 )
+from penstock.shared.values.data_folder import data_folder
 
 USER = """
 import sys

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import pytest
 import torch
 
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models.checkpoint.stored_path import stored_path
+from penstock.worker.models.checkpoint.stored_path import packed_path, stored_path
 from penstock.worker.models.lean.native import NativeForward
 from penstock.worker.models.loaded import LoadedModel
-from penstock.worker.models.loading import stored
+from penstock.worker.models.loading import packed_weights, stored
 from penstock.worker.models.loading.loader import load_model
 from penstock.worker.models.loading.stored import StoredModel, load_stored
 
@@ -38,7 +39,9 @@ def write_model(folder: Path, variant: str, dtype: torch.dtype = torch.float32) 
     assert model.generation_config is not None
     model.generation_config.eos_token_id = 2
     model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {}}}))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}})
+    )
     return EngineConfig(model=str(folder), block_size=BLOCK_SIZE, max_model_len=64)
 
 
@@ -54,6 +57,12 @@ def logits_of(model: LoadedModel) -> list[torch.Tensor]:
 
 def stored_file(config: EngineConfig) -> Path:
     path = stored_path(config, Path(config.model))
+    assert path is not None
+    return path
+
+
+def packed_file(config: EngineConfig) -> Path:
+    path = packed_path(config, Path(config.model))
     assert path is not None
     return path
 
@@ -80,6 +89,71 @@ def test_stored_model_computes_the_same_bits(variant: str, dtype: torch.dtype, t
         assert torch.equal(ours, theirs)
     for field in ("architecture", "max_model_len", "vocab_size", "eos_token_ids", "num_parameters", "dtype"):
         assert getattr(second, field) == getattr(first, field)
+
+
+@pytest.mark.parametrize("variant", ["llama, with biases, wide heads and scaled rope", "gemma4, with experts", "lfm2"])
+@torch.inference_mode()
+def test_packed_weights_compute_the_same_bits(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = msgspec.structs.replace(write_model(tmp_path / "model", variant, torch.bfloat16), quantization="int8")
+    first = load_model(config, Path(config.model))
+    monkeypatch.setattr(stored, "pack_linear_layers", None)  # not called
+    second = load_stored(config, Path(config.model))
+    assert second is not None
+    for ours, theirs in zip(logits_of(second), logits_of(first), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@torch.inference_mode()
+def test_four_bits_are_chosen_once(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(write_model(tmp_path / "model", "llama"), quantization="int4")
+    first = load_model(config, Path(config.model))
+    second = load_stored(config, Path(config.model))
+    assert second is not None
+    for ours, theirs in zip(logits_of(second), logits_of(first), strict=True):
+        assert torch.equal(ours, theirs)
+    packed_file(config).unlink()
+    assert load_stored(config, Path(config.model)) is None
+
+
+def _flip(content: bytearray) -> None:
+    content[-100] ^= 1
+
+
+def _cut(content: bytearray) -> None:
+    del content[len(content) // 2 :]
+
+
+def _empty(content: bytearray) -> None:
+    content.clear()
+
+
+@pytest.mark.parametrize("damage", [_flip, _cut, _empty])
+@pytest.mark.parametrize("quantization", ["int8", "int4-mixed"])
+def test_damaged_packed_weights_are_packed_again(
+    damage: Callable[[bytearray], None], quantization: str, tmp_path: Path
+) -> None:
+    config = msgspec.structs.replace(write_model(tmp_path / "model", "llama"), quantization=quantization)
+    load_model(config, Path(config.model))
+    intact = packed_file(config).read_bytes()
+    content = bytearray(intact)
+    damage(content)
+    packed_file(config).write_bytes(content)
+    if load_stored(config, Path(config.model)) is None:
+        load_model(config, Path(config.model))
+    assert packed_file(config).read_bytes() == intact
+
+
+def test_packed_weights_are_removed_by_their_total_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = []
+    for name in ("a", "b", "c"):
+        config = msgspec.structs.replace(write_model(tmp_path / name, "llama"), quantization="int8")
+        load_model(config, Path(config.model))
+        if name == "a":
+            monkeypatch.setattr(packed_weights, "_MAX_BYTES", 2 * packed_file(config).stat().st_size)
+        # Times of files may be equal on a coarse clock.
+        os.utime(packed_file(config), ns=(len(configs), len(configs)))
+        configs.append(config)
+    assert [packed_file(config).is_file() for config in configs] == [False, True, True]
 
 
 @pytest.mark.parametrize("change", ["model", "option", "code", "processor"])
@@ -144,15 +218,21 @@ from pathlib import Path
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 
-config = EngineConfig(model=sys.argv[1], kv_cache_memory=1 << 22)
+config = EngineConfig(model=sys.argv[1], kv_cache_memory=1 << 22, quantization="int8")
 build_engine(config, Path(config.model)).close()
 print(sorted(name for name in ("transformers", "torch._dynamo", "torch._inductor", "sympy") if name in sys.modules))
 """
 
 
-def test_second_engine_of_a_model_imports_no_transformers(tmp_path: Path) -> None:
+def test_later_engines_of_a_model_import_no_transformers(tmp_path: Path, own_cache: Path) -> None:
     config = write_model(tmp_path / "model", "llama")
     command = [sys.executable, "-c", _BUILD, config.model]
-    outputs = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(2)]
-    assert "transformers" in outputs[0]
-    assert outputs[1].splitlines()[-1] == "[]"
+
+    def build() -> str:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+
+    assert "transformers" in build()
+    assert build() == "[]"
+    for path in own_cache.rglob("*.weights"):
+        path.unlink()
+    assert build() == "[]"

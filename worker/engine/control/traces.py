@@ -12,6 +12,7 @@ import structlog
 
 from ....shared.errors import ConfigurationError, EngineStateError
 from ....shared.stats import StepStats
+from ....shared.values.data_folder import data_folder
 from ...config.engine_config import EngineConfig
 from ..core.engine_core import EngineCore, StepWatch
 from ..scheduling.scheduler_output import SchedulerOutput
@@ -97,9 +98,6 @@ def _profile_folder(config: EngineConfig) -> Path:
     if config.profile_dir:
         return Path(config.profile_dir)
     try:
-        # Imported late, because a core needs redis for nothing else.
-        from ....shared.redis_access.embedded import data_folder
-
         return data_folder() / "profiles"
     except ConfigurationError:  # the user has no home folder
         return Path(tempfile.gettempdir()) / "penstock-profiles"

@@ -6,7 +6,8 @@ decoder from the stored structure and the model's files, and compares it with th
 that does not fit the files, the compiled kernels or the processor is noticed, and the model is loaded from the
 beginning. What is stored is used only by the same code on the same kind of processor.
 
-Only a model whose decoder runs in one call of the compiled library (``lean/native.py``) is stored.
+Only a model whose decoder runs in one call of the compiled library (``lean/native.py``) is stored. Weights whose
+packing takes time are stored, too (``packed_weights.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import itertools
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -37,13 +38,13 @@ from ...config.engine_config import EngineConfig
 from ...processes.host import usable_cores
 from ..attention.call import AttentionCall, CacheFormat
 from ..checkpoint.quantized import open_tensors
-from ..checkpoint.stored_path import stored_path
+from ..checkpoint.stored_path import packed_path, stored_path
 from ..checkpoint.tokenizer_folder import tokenizer_folder
 from ..checks.conformance import ReferenceRun
 from ..checks.lengths import LoweredReference
 from ..checks.references import References
 from ..checks.row_independence import is_row_independent
-from ..formats.tensors import Unpacked
+from ..formats.tensors import Readable, Unpacked
 from ..forward import Forward, ForwardSettings
 from ..lean.forward import LeanForward
 from ..lean.layers.decoder import LeanDecoder
@@ -54,12 +55,13 @@ from ..placing.device import return_free_memory
 from ..placing.packed_linear import pack_linear_layers
 from ..plan import AnglesPlan, DecoderPlan, LayerPlan
 from .file_module import Angles, AnglesKind, FileModule
+from .packed_weights import PackedWeights, write_packed_weights
 from .preparing import prepare, prepared_tolerance
 
 _PACKAGE = Path(__file__).parents[3]
 # Folders whose code determines what is stored, and how it is used.
 _CODE = ("kernels", "worker/models")
-_SUFFIXES = (".py", ".cpp", ".h")
+_SUFFIXES = (".py", ".cpp", ".h", ".txt")
 # Positions whose angles are compared besides the last one.
 _COMPARED_POSITIONS = 64
 # The largest vocabularies take 27 MB a file.
@@ -130,8 +132,11 @@ def load_stored(config: EngineConfig, folder: Path) -> LoadedModel | None:
     stored = None if path is None else _read_usable(path)
     if path is None or stored is None:
         return None
+    packed = _packed_network(stored, config, folder)
+    if packed is None and config.has_four_bit_weights:
+        return None
     try:
-        return _load_from(stored, config, folder)
+        return _load_from(stored, config, folder, packed)
     except ModelLoadError as error:
         log.warning("stored_model_refused", folder=str(folder), reason=str(error))
         _write_stored(path, msgspec.structs.replace(stored, refusal=str(error)))
@@ -146,15 +151,18 @@ def store_model(config: EngineConfig, folder: Path, model: LoadedModel, referenc
         return
     if model.vision is not None or model.pooling is not None or model.groups is not None or model.num_experts:
         return
-    build = _build_digest()
-    if _read_stored(path, build) is not None:
-        return
-    lean = forward.lean
+    build, lean = _build_digest(), forward.lean
     try:
         angles = [_angles_of(lean, plan) for plan in lean.network.plan.angles]
-        _check_names(folder, model, lean.network.plan, angles)
+        with open_tensors(folder, model.dtype) as tensors:
+            shapes = _shapes_of(tensors)
+        # Raises if transformers renames or joins tensors of the files.
+        _empty_network(shapes, lean.network.plan, model.dtype, angles)
     except ModelLoadError as error:
         log.debug("model_not_stored", folder=str(folder), reason=str(error))
+        return
+    _store_packed(config, folder, build, lean.network, shapes)
+    if _read_stored(path, build) is not None:
         return
     lowered = references.lowered
     _write_stored(
@@ -180,19 +188,63 @@ def store_model(config: EngineConfig, folder: Path, model: LoadedModel, referenc
     )
 
 
+def _packed_network(stored: StoredModel, config: EngineConfig, folder: Path) -> LeanDecoder | None:
+    """Return the decoder with packed weights of an earlier load; None if there are none that can be used."""
+    path = packed_path(config, folder)
+    if path is None or not path.is_file():
+        return None
+    try:
+        weights = PackedWeights(path, stored.build)
+        network = _empty_network(weights.shapes, stored.plan, stored.torch_dtype, stored.angles)
+        weights.give_weights(network)
+        os.utime(path)  # the files that were not used for the longest time are removed first
+    except (ModelLoadError, OSError) as error:
+        log.warning("packed_weights_refused", reason=str(error))
+        path.unlink(missing_ok=True)
+        return None
+    return network
+
+
+def _store_packed(
+    config: EngineConfig, folder: Path, build: str, network: LeanDecoder, shapes: Mapping[str, Sequence[int]]
+) -> None:
+    """Store the weights of ``network``, unless they are stored already."""
+    path = packed_path(config, folder)
+    if path is None:
+        return
+    try:
+        PackedWeights(path, build)
+    except ModelLoadError:
+        write_packed_weights(path, build, network, shapes)
+
+
 @torch.inference_mode()
-def _load_from(stored: StoredModel, config: EngineConfig, folder: Path) -> LoadedModel:
+def _load_from(stored: StoredModel, config: EngineConfig, folder: Path, packed: LeanDecoder | None) -> LoadedModel:
+    """Load a model.
+
+    Args:
+        packed: its decoder, with all weights; None to read and pack them.
+
+    Raises:
+        ModelLoadError: it gives other results than stored.
+    """
     settings = ForwardSettings(
         stored.max_model_len, config.deterministic, config.attention_backend, None, plan=stored.plan
     )
-    with _torch_on_one_thread(), open_tensors(folder, stored.torch_dtype) as tensors:
-        module: Any = FileModule(tensors, stored.plan, stored.torch_dtype, _angles_modules(stored.plan, stored.angles))
-        network = LeanDecoder(module, stored.plan, partial(_map_layers, quantization=config.quantization))
+    network, shapes = packed, {}
+    if network is None:
+        with _torch_on_one_thread(), open_tensors(folder, stored.torch_dtype) as tensors:
+            shapes = _shapes_of(tensors)
+            module = _module_of(tensors, stored.plan, stored.torch_dtype, stored.angles)
+            network = LeanDecoder(module, stored.plan, partial(_map_layers, quantization=config.quantization))
+    module = _module_of({}, stored.plan, stored.torch_dtype, stored.angles)
     lean: Forward = LeanForward(module, settings, network, _stored_calls(stored, module))
     forward = prepare(lean, config, module.device, stored.vocab_size, stored.max_model_len)
     if not isinstance(forward, NativeForward):
         raise ModelLoadError("the compiled library cannot compute it any more")
     _references_of(stored, settings).compare_with(forward, prepared_tolerance(config))
+    if packed is None:
+        _store_packed(config, folder, stored.build, network, shapes)
     return_free_memory()
     return LoadedModel(
         forward=forward,
@@ -266,19 +318,26 @@ def _bytes_of(reference: ReferenceRun) -> list[bytes]:
     return [logits.float().contiguous().numpy().tobytes() for logits in reference.logits]
 
 
-def _check_names(folder: Path, model: LoadedModel, plan: DecoderPlan, angles: list[AnglesKind]) -> None:
-    """Check that the files have the tensors of ``plan`` under its names.
+def _shapes_of(tensors: Readable) -> dict[str, tuple[int, ...]]:
+    return {
+        name: tuple(each.shape if isinstance(each, Unpacked) else each.get_shape()) for name, each in tensors.items()
+    }
+
+
+def _empty_network(
+    shapes: Mapping[str, Sequence[int]], plan: DecoderPlan, dtype: torch.dtype, angles: list[AnglesKind]
+) -> LeanDecoder:
+    """Create the decoder of a model whose files have tensors of ``shapes``, without content.
 
     Raises:
-        ModelLoadError: transformers renames or joins tensors of the files.
+        ModelLoadError: ``plan`` needs others.
     """
-    with open_tensors(folder, model.dtype) as tensors:
-        shapes = {
-            name: each.shape if isinstance(each, Unpacked) else each.get_shape() for name, each in tensors.items()
-        }
-    empty = {name: torch.empty(tuple(shape), dtype=model.dtype, device="meta") for name, shape in shapes.items()}
-    module: Any = FileModule(empty, plan, model.dtype, _angles_modules(plan, angles))
-    LeanDecoder(module, plan)
+    empty = {name: torch.empty(tuple(shape), dtype=dtype, device="meta") for name, shape in shapes.items()}
+    return LeanDecoder(_module_of(empty, plan, dtype, angles), plan)
+
+
+def _module_of(tensors: Readable, plan: DecoderPlan, dtype: torch.dtype, angles: list[AnglesKind]) -> Any:
+    return FileModule(tensors, plan, dtype, _angles_modules(plan, angles))
 
 
 def _angles_modules(whole: DecoderPlan, angles: list[AnglesKind]) -> dict[str, nn.Module]:

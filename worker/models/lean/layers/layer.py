@@ -13,7 +13,7 @@ from .....kernels.gated_activation import activate
 from .....kernels.rms_norm import rms_norm
 from ...plan import AttentionPlan, EmbeddingPartPlan, LayerPlan, NormPlan
 from .feed_forward import RoutedMlp, make_feed_forward, tensor_of
-from .fuse import fuse_linear
+from .fuse import concatenate, fuse_linear
 from .norms import AnyNorm, CentredNorm, Norm, make_norm
 from .rotation import rotate
 
@@ -33,7 +33,7 @@ class HeadNorm(nn.Module):
 
     def __init__(self, *kinds: tuple[AnyNorm, int]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.cat([_per_head(norm, num) for norm, num in kinds]), requires_grad=False)
+        self.weight = nn.Parameter(concatenate([_per_head(norm, num) for norm, num in kinds]), requires_grad=False)
         first = kinds[0][0]
         assert isinstance(first, Norm | CentredNorm)
         self.eps = first.eps
