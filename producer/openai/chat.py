@@ -34,7 +34,7 @@ from .messages import ChatMessage, template_messages
 from .parsers import Parsers
 from .prepared import Prepared
 from .thinking import Effort, ReasoningOptions, Thinking, Verbosity, thinking_budget, thinking_kwargs
-from .tools.custom_input import CustomInputReader, input_of
+from .tools.custom_input import CustomInputReader, decoded_input
 from .tools.definitions import unknown_function_keys
 from .tools.formats import ToolCallStyle, find_tool_call_style
 
@@ -158,7 +158,7 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
     def _call(self, call: CallDelta, call_id: str) -> ToolCall:
         name, arguments = call["function"].get("name", ""), call["function"]["arguments"]
         if name in self.form.custom_tools:
-            return ToolCall(id=call_id, type="custom", custom=CustomCall(name, input_of(arguments)))
+            return ToolCall(id=call_id, type="custom", custom=CustomCall(name, decoded_input(arguments)))
         return ToolCall(id=call_id, type="function", function=FunctionCall(name, arguments))
 
     def logprobs_of(self, tokens: Any) -> ChatLogprobs | None:

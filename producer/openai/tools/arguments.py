@@ -48,10 +48,12 @@ def read_elements(
             char = yield from read_literally(form.value[0], char)
         if form.has_line_breaks and char == "\n":
             char = yield
-        char = yield from _read_value(reader, schemas, part, form.value[1], char, drops_line_break=form.has_line_breaks)
+        char = yield from _read_unquoted(
+            reader, schemas, part, form.value[1], char, drops_line_break=form.has_line_breaks
+        )
 
 
-def _read_value(
+def _read_unquoted(
     reader: CallReader,
     schemas: Schemas,
     schema: Mapping[str, Any],
@@ -135,7 +137,7 @@ class _Tree:
         types = self._schemas.types(schema)
         if "object" not in types and "array" not in types:
             close = f"{self._prefix}</{tag[1:]}"
-            return (yield from _read_value(self._reader, self._schemas, schema, close, char))
+            return (yield from _read_unquoted(self._reader, self._schemas, schema, close, char))
         if nesting == MAX_NESTING:
             raise MalformedError
         char = yield from self._read_prefix(char)

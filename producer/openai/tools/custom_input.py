@@ -66,7 +66,7 @@ class CustomInputReader:
         return "".join(decoded)
 
 
-def input_of(arguments: str) -> str:
+def decoded_input(arguments: str) -> str:
     """Return the input of a call whose arguments are complete, or cut off by a limit."""
     reader = CustomInputReader()
     return reader.feed(arguments) + reader.end_input()

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.producer.openai.tools.call_reader import joined
 from penstock.producer.openai.tools.custom import InputGrammar
-from penstock.producer.openai.tools.custom_input import input_of
+from penstock.producer.openai.tools.custom_input import decoded_input
 from penstock.producer.openai.tools.definitions import Function, ToolChoice, read_tools
 from penstock.producer.openai.tools.forcing import NativeCalls, native_calls
 from penstock.producer.openai.tools.formats import TOOL_CALL_PARSERS
@@ -71,7 +71,7 @@ def read(name: str, text: str) -> tuple[str, list[tuple[str, str]]]:
     schemas = {function.name: function.parameters for function in functions(PATCH)}
     parser = ToolCallParser(call_format, schemas, whole=True)
     content, calls = joined(parser.feed(text) + parser.finish())
-    return content.strip(), [(function, input_of(arguments)) for function, arguments in calls]
+    return content.strip(), [(function, decoded_input(arguments)) for function, arguments in calls]
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
