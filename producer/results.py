@@ -29,7 +29,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     ``stats`` has the times of the request; None if it never reached an engine.
     ``segment_ends`` are those of streamed input, see ``Delta``.
     ``pooled`` is the result of a pooling request, instead of text and tokens.
-    ``begins_in_reasoning`` says whether the text begins within the model's thinking, see ``Delta``.
+    ``begins_in_reasoning`` says whether the text begins within the model's thinking, and ``text_ends`` where the text
+    of each token ends, see ``Delta``.
     """
 
     index: int
@@ -44,6 +45,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     pooled: PoolingOutput | None = None
     weights_version: str = ""
     begins_in_reasoning: bool | None = None
+    text_ends: list[int] = []
 
     @property
     def finished(self) -> bool:
@@ -107,6 +109,7 @@ def completion(index: int, delta: Delta) -> CompletionOutput:
         pooled=None if delta.pooled is None else PoolingOutput(pooled=delta.pooled),
         weights_version=delta.weights_version,
         begins_in_reasoning=delta.begins_in_reasoning,
+        text_ends=delta.text_ends,
     )
 
 
@@ -123,6 +126,7 @@ def whole_delta(output: RequestOutput, completion: CompletionOutput) -> Delta:
         stats=completion.stats,
         first_prompt_token=output.first_prompt_token,
         begins_in_reasoning=completion.begins_in_reasoning,
+        text_ends=completion.text_ends,
     )
 
 

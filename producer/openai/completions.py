@@ -13,7 +13,7 @@ from ...shared.messages.outcome import Usage as TokenCounts
 from ..inputs.prompt import Prompt
 from ..results import CompletionOutput, RequestOutput, whole_delta
 from .answers.common import OpenAIFinishReason, Usage, UsageCounter, finish_reason_of, response_head, stop_reason_of
-from .answers.logprobs import CompletionLogprobs, completion_logprobs, num_chars
+from .answers.logprobs import CompletionLogprobs, completion_logprobs, output_offsets, own_bytes, prompt_offsets
 from .errors import bad_field
 from .generation_body import GenerationBody
 from .prepared import Prepared
@@ -116,14 +116,17 @@ class ChoiceWriter:
         omits_output = self._prepared.returns_prompt_only
         text = "" if omits_output else delta.text
         tokens, first = [] if omits_output else delta.logprobs, None
+        offsets = [] if omits_output else output_offsets(delta, self._offset)
         if self._prepared.has_echo and not self._has_started:
-            text = self._prompt_text(delta) + text
-            tokens, first = [*delta.prompt_logprobs, *tokens], delta.first_prompt_token
+            prompt_text, first = self._prompt_text(delta), delta.first_prompt_token
+            offsets = [
+                *prompt_offsets(_prompt_bytes(delta), prompt_text),
+                *(len(prompt_text) + offset for offset in offsets),
+            ]
+            tokens, text = [*delta.prompt_logprobs, *tokens], prompt_text + text
         self._has_started = True
-        logprobs = None
-        if self._prepared.has_logprobs:
-            logprobs = completion_logprobs(tokens, first=first, offset=self._offset)
-            self._offset += num_chars(logprobs)
+        self._offset += len(text)
+        logprobs = completion_logprobs(tokens, offsets, first=first) if self._prepared.has_logprobs else None
         stop_reason = stop_reason_of(delta.finish_reason, delta.stop_reason)
         return CompletionChoice(
             index=self._index,
@@ -136,10 +139,13 @@ class ChoiceWriter:
     def _prompt_text(self, delta: Delta) -> str:
         if isinstance(self._prompt, str):
             return self._prompt
-        first = [delta.first_prompt_token[1]] if delta.first_prompt_token is not None else []
-        return b"".join(first + [token.texts[0] for token in delta.prompt_logprobs if token.texts]).decode(
-            errors="replace"
-        )
+        return b"".join(_prompt_bytes(delta)).decode(errors="replace")
+
+
+def _prompt_bytes(delta: Delta) -> list[bytes]:
+    """Return the bytes of each token of the prompt, which a delta with log probabilities of the prompt has."""
+    first = [] if delta.first_prompt_token is None else [delta.first_prompt_token[1]]
+    return first + [own_bytes(token) or b"" for token in delta.prompt_logprobs]
 
 
 class CompletionChunks:

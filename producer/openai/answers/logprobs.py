@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 import msgspec
 
+from ....shared.messages.deltas import Delta
 from ....shared.messages.outcome import TokenLogprobs
 
 # Returned by vLLM and OpenAI for a probability of zero, since JSON has no infinity.
@@ -50,44 +52,60 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs], num_top: int) -> ChatLogprobs
 
 
 def completion_logprobs(
-    tokens: Sequence[TokenLogprobs], *, first: tuple[int, bytes] | None = None, offset: int = 0
+    tokens: Sequence[TokenLogprobs], offsets: Sequence[int], *, first: tuple[int, bytes] | None = None
 ) -> CompletionLogprobs:
-    """Return the log probabilities of tokens whose text starts ``offset`` characters into the choice.
+    """Return the log probabilities of tokens.
 
     Args:
+        offsets: where the text of each token begins in the text of the choice, in characters.
         first: id and bytes of the first prompt token, if the prompt is echoed. It has no probability, since nothing
             precedes it.
     """
-    logprobs = CompletionLogprobs([], [], [], [])
+    logprobs = CompletionLogprobs([], [], [], list(offsets))
     if first is not None:
-        _append(logprobs, _token_text(*first), None, None, offset)
-        offset += len(logprobs.tokens[0])
+        _append(logprobs, _token_text(*first), None, None)
     for token in tokens:
-        text = _token_text(token.token_id, _own_bytes(token))
+        text = _token_text(token.token_id, own_bytes(token))
         # As in OpenAI's API, the token itself is listed even if it is not among the most probable ones.
         top = dict.fromkeys([text], _finite(token.logprob))
         top = {t.token: t.logprob for t in _top(token, len(token.top))} | top
-        _append(logprobs, text, _finite(token.logprob), top, offset)
-        offset += len(text)
+        _append(logprobs, text, _finite(token.logprob), top)
     return logprobs
 
 
-def num_chars(logprobs: CompletionLogprobs) -> int:
-    """Return the number of characters of the tokens."""
-    return sum(map(len, logprobs.tokens))
+def prompt_offsets(tokens: Sequence[bytes], text: str) -> list[int]:
+    """Return where the text of each token of a prompt begins in ``text``, in characters.
+
+    A character of several tokens begins at the first of them. Tokens that are not in the text, such as the first one
+    of most models, have no length, nor has a space that the tokenizer adds.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    offsets, end = [], 0
+    for token in tokens:
+        offsets.append(end)
+        piece = decoder.decode(token)
+        for shown in (piece, piece.removeprefix(" ")):
+            if text.startswith(shown, end):
+                end += len(shown)
+                break
+    return offsets
 
 
-def _append(
-    logprobs: CompletionLogprobs, text: str, logprob: float | None, top: dict[str, float] | None, offset: int
-) -> None:
+def output_offsets(delta: Delta, start: int) -> list[int]:
+    """Return where the text of each token with log probabilities begins, if that of ``delta`` begins at ``start``."""
+    # A delta without text has no ends, nor has one of a worker before 0.2.
+    ends = delta.text_ends if len(delta.text_ends) == len(delta.token_ids) - 1 else [0] * (len(delta.token_ids) - 1)
+    return [start + end for end in [0, *ends]][: len(delta.logprobs)]
+
+
+def _append(logprobs: CompletionLogprobs, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
     logprobs.tokens.append(text)
     logprobs.token_logprobs.append(logprob)
     logprobs.top_logprobs.append(top)
-    logprobs.text_offset.append(offset)
 
 
 def _chat_token(token: TokenLogprobs, num_top: int) -> TokenLogprob:
-    data = _own_bytes(token)
+    data = own_bytes(token)
     return TokenLogprob(
         _token_text(token.token_id, data),
         _finite(token.logprob),
@@ -104,7 +122,8 @@ def _top(token: TokenLogprobs, num_top: int) -> list[TopLogprob]:
     return top
 
 
-def _own_bytes(token: TokenLogprobs) -> bytes | None:
+def own_bytes(token: TokenLogprobs) -> bytes | None:
+    """Return the bytes of a token; None if the worker did not send them."""
     return token.texts[0] if token.texts else None
 
 

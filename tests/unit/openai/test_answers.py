@@ -125,6 +125,29 @@ def test_a_streamed_echo_sends_the_prompt_once() -> None:
     assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0, 2, 5], [7]]
 
 
+def test_offsets_count_the_characters_of_the_text() -> None:
+    """Neither a special token, nor an added space, nor the bytes of an emoji are characters of their own."""
+    emoji = [bytes([byte]) for byte in "😀".encode()]
+    own = {
+        "first_prompt_token": (1, b"<s>"),
+        "prompt_logprobs": [TokenLogprobs(i, -1.0, 1, [], [data]) for i, data in enumerate([b" hi", *emoji, b"!"])],
+    }
+    outputs = [TokenLogprobs(i, -1.0, 1, [], [data]) for i, data in enumerate([*emoji, b"x", b"</s>"])]
+    delta = Delta(token_ids=list(range(6)), text="😀x", text_ends=[0, 0, 0, 1, 2], logprobs=outputs, **own)
+    delta.finish_reason = FinishReason.STOP
+    body = {"prompt": "hi😀!", "echo": True, "logprobs": 0}
+    (whole,) = plain(prepare(COMPLETIONS, body).answer(output(delta)))["choices"]
+    assert whole["logprobs"]["text_offset"] == [0, 0, 2, 2, 2, 2, 3, 4, 4, 4, 4, 5, 6]
+    assert whole["text"][4:] == "😀x"
+    chunks = prepare(COMPLETIONS, body | {"stream": True}).events("c", "m")
+    parts = [Delta(token_ids=[0], text="", logprobs=outputs[:1], **own)]
+    parts += [Delta(index=i, token_ids=[i], text="", logprobs=[outputs[i]]) for i in (1, 2)]
+    parts += [Delta(index=3, token_ids=[3, 4], text=delta.text, text_ends=[1], logprobs=outputs[3:5])]
+    choices = [plain(chunks.feed(part))["choices"][0] for part in parts]
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    assert offsets == whole["logprobs"]["text_offset"][:-1]
+
+
 @pytest.mark.parametrize(("reason", "status"), [(FinishReason.CANCELLED, 499), (FinishReason.EXPIRED, 408)])
 def test_an_end_without_an_answer_is_an_error(reason: FinishReason, status: int) -> None:
     prepared = prepare(CHAT, {"messages": MESSAGES})

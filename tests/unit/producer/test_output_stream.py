@@ -59,6 +59,10 @@ def collected(kind: RequestOutputKind, n: int, deltas: list[Delta]) -> list[Requ
 def joined(parts: list[CompletionOutput]) -> CompletionOutput:
     whole = CompletionOutput(index=parts[0].index, text="", token_ids=[])
     for part in parts:
+        if part.token_ids:
+            starts = [len(whole.text)] if whole.token_ids else []
+            ends = [len(whole.text) + end for end in part.text_ends]
+            whole.text_ends = [*whole.text_ends, *starts, *ends]
         whole.text += part.text
         whole.token_ids = whole.token_ids + part.token_ids
         whole.logprobs = [*(whole.logprobs or []), *(part.logprobs or [])] or None
