@@ -10,6 +10,8 @@ from .message_roles import Messages, Render, place_instructions, probe_roles
 
 _KEY = "probed_argument"
 _FUNCTION = {"name": "probed_function", "description": "probed", "parameters": {"type": "object", "properties": {}}}
+_TOOLS = {"tools": [{"type": "function", "function": _FUNCTION}]}
+_QUESTION: Messages = [{"role": "user", "content": "probed"}]
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 _WORD = "probed"
@@ -22,7 +24,7 @@ class MessageForm:
 
     Most templates expect the arguments of a call as an object, which they convert to JSON, and no content. Some
     concatenate arguments or content as text. The form is determined by rendering a call in each form, when it is first
-    needed.
+    needed. Arguments that are no JSON object stay text, unless the template iterates over them.
 
     Args:
         source: the template.
@@ -36,6 +38,7 @@ class MessageForm:
         self._render = render
         self._content = ContentForm(render)
         self._form: tuple[bool, str | None] | None = None
+        self._takes_any_text: bool | None = None
         self.roles = probe_roles(source, self._render_text)
 
     def apply(self, messages: Messages) -> Messages:
@@ -67,8 +70,50 @@ class MessageForm:
         return {
             **message,
             "content": no_content if content is None else content,
-            "tool_calls": [_convert_call(call, wants_text=wants_text) for call in calls],
+            "tool_calls": [self._convert_call(call, wants_text=wants_text) for call in calls],
         }
+
+    def _convert_call(self, call: Any, *, wants_text: bool) -> Any:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            return call
+        arguments = function.get("arguments")
+        if wants_text and isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        elif not wants_text and isinstance(arguments, str):
+            arguments = self._parsed(arguments)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+    def _parsed(self, arguments: str) -> Any:
+        """Return the object in JSON ``arguments``. If the model has not written one, return the text itself, or an
+        object with the text for a template that iterates over arguments.
+        """
+        try:
+            value = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            value = arguments
+        if isinstance(value, dict):
+            return value
+        if self._takes_any_text is None:
+            self._takes_any_text = self._shows_call(_KEY, self._call_form()[1])
+        if self._takes_any_text:
+            return arguments
+        return {} if value is None else {"arguments": arguments}
+
+    def _shows_call(self, arguments: object, content: str | None) -> bool:
+        """Return whether the template renders a call with these arguments, which contain ``_KEY``."""
+        try:
+            return _KEY in self._render_call(arguments, content)
+        except BaseException:  # a template from the hub may raise anything if it does not support this form
+            return False
+
+    def _render_call(self, arguments: object, content: str | None) -> str:
+        call = {
+            "id": "a1b2c3d4e",
+            "type": "function",
+            "function": {"name": "probed_function", "arguments": arguments},
+        }
+        return self._render([*_QUESTION, {"role": "assistant", "content": content, "tool_calls": [call]}], _TOOLS)
 
     def _call_form(self) -> tuple[bool, str | None]:
         """Return whether arguments must be text, and the value for no content."""
@@ -79,13 +124,9 @@ class MessageForm:
 
     def _fits(self, wants_text: bool, content: str | None) -> bool:
         arguments = {_KEY: "value"}
-        function = {"name": "probed_function", "arguments": json.dumps(arguments) if wants_text else arguments}
-        call = {"id": "a1b2c3d4e", "type": "function", "function": function}
-        question: Messages = [{"role": "user", "content": "probed"}]
-        with_call = [*question, {"role": "assistant", "content": content, "tool_calls": [call]}]
-        names = {"tools": [{"type": "function", "function": _FUNCTION}]}
         try:
-            text_before, text = self._render(question, names), self._render(with_call, names)
+            text_before = self._render(_QUESTION, _TOOLS)
+            text = self._render_call(json.dumps(arguments) if wants_text else arguments, content)
         except BaseException:  # a template from the hub may raise anything if it does not support this form
             return False
         is_python, is_quoted_twice = f"'{_KEY}'" in text, f'\\"{_KEY}' in text
@@ -101,27 +142,6 @@ def _without_none(messages: Messages) -> Messages:
     return [
         {key: value for key, value in message.items() if value is not None or key == "content"} for message in messages
     ]
-
-
-def _convert_call(call: Any, *, wants_text: bool) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return call
-    arguments = function.get("arguments")
-    if wants_text and isinstance(arguments, dict):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    elif not wants_text and isinstance(arguments, str):
-        arguments = _parsed(arguments)
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _parsed(arguments: str) -> Any:
-    """Return the object in JSON ``arguments``; the text itself if the model has not written a JSON object."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 class TemplateSupport(NamedTuple):

@@ -112,6 +112,26 @@ def test_arguments_that_are_no_json_stay_as_the_model_wrote_them() -> None:
     assert '"arguments": {}' in ChatTemplate(HERMES, {}).render(conversation(""), {})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "parameters"),
+    [
+        ('{"a": 1}', "<a>1</a>"),
+        ("null", ""),
+        ("", ""),
+        ('{"a": ', '<arguments>{"a": </arguments>'),
+        ("[1]", "<arguments>[1]</arguments>"),
+    ],
+)
+def test_a_template_that_iterates_over_arguments_gets_an_object(arguments: str, parameters: str) -> None:
+    """As Qwen3-Coder and GLM have it."""
+    source = HERMES.replace(
+        "{{ call.function.arguments | tojson }}",
+        "{% for name, value in call.function.arguments | items %}<{{ name }}>{{ value }}</{{ name }}>{% endfor %}",
+    )
+    rendered = ChatTemplate(source, {}).render(conversation(arguments), {"tools": [TOOL]})
+    assert f'"arguments": {parameters}}}' in rendered
+
+
 def test_an_empty_tool_list_is_none_as_in_transformers() -> None:
     template = ChatTemplate("{{ tools is none }}{{ documents is none }}", {})
     assert template.render([], {}) == "TrueTrue"
