@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from array import array
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,8 @@ def check_input(path: Path, endpoint: str) -> InputRows | list[RowProblem]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             start, end = end, end + len(line)
+            if number == 1 and line.startswith(BOM_UTF8):  # editors on Windows write one
+                start, line = start + len(BOM_UTF8), line.removeprefix(BOM_UTF8)
             if not line.strip():
                 continue
             if len(check.offsets) == MAX_ROWS:

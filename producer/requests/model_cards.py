@@ -90,8 +90,7 @@ class ModelCards:
             return ModelCard(model=name)
         names = known_models(name, cards)
         raise UnknownModelError(
-            f"no worker has ever served model {shown(name)} on this Redis ({names}); check the name, start a "
-            "worker, or connect with wait_for_model=True"
+            f"no worker has ever served model {shown(name)} on this Redis ({names}); check the name, or start a worker"
         )
 
     async def record_awaited(self, model: str) -> None:

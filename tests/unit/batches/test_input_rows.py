@@ -30,6 +30,15 @@ def test_rows_are_matched_by_number(tmp_path: Path) -> None:
     rows.close()
 
 
+@pytest.mark.parametrize("lines", [(ROW, ROW | {"custom_id": "b"}), (ROW,)])
+def test_a_mark_of_utf8_at_the_start_is_skipped(tmp_path: Path, lines: tuple[dict[str, Any], ...]) -> None:
+    first, *rest = lines
+    rows = checked(tmp_path, b"\xef\xbb\xbf" + msgspec.json.encode(first), *rest)
+    assert isinstance(rows, InputRows)
+    assert [rows.read(number).custom_id for number in range(len(rows))] == [line["custom_id"] for line in lines]
+    rows.close()
+
+
 @pytest.mark.parametrize(
     ("line", "code", "param"),
     [
