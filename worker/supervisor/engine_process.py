@@ -186,7 +186,7 @@ class EngineProcess:
             lambda: asyncio.StreamReaderProtocol(reader), pipe
         )
         try:
-            while line := await reader.readline():
+            while line := await _next_line(reader):
                 self._read_line(line)
         finally:
             transport.close()
@@ -196,7 +196,8 @@ class EngineProcess:
             status = msgspec.json.decode(line, type=WorkerStatus)
         except msgspec.DecodeError:
             # The engine core shares this pipe, and libraries print to it.
-            log.info("engine_output", engine_id=self.engine_id, line=line.decode(errors="replace").rstrip())
+            if text := line.decode(errors="replace").rstrip():
+                log.info("engine_output", engine_id=self.engine_id, line=text)
             return
         if status.state != self.state:
             log.debug("engine_state", engine_id=self.engine_id, state=status.state.value)
@@ -220,6 +221,15 @@ class EngineProcess:
         if self._process is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
+
+
+async def _next_line(reader: asyncio.StreamReader) -> bytes:
+    """Return the next line; a note in place of one that is too long; b"" at the end."""
+    try:
+        return await reader.readline()
+    except ValueError:
+        # The reader has dropped it. It is not a status, so a library has printed without an end of line.
+        return f"more than {MAX_STATUS_LINE_BYTES} bytes without an end of line were dropped\n".encode()
 
 
 class WorkerProcess(Protocol):

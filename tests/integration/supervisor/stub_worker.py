@@ -7,6 +7,7 @@ Behaviours, read when it starts:
     crash       aborts when ready
     sleep       sleeps at level 2
     lose-core   reports, when ready, that its core has died
+    print       prints megabytes without an end of line, and reports that its core has died
     mute        serves, and says nothing more
     stubborn    serves, and leaves only when killed
 """
@@ -35,7 +36,7 @@ def main() -> None:
         beat |= {"state": state, "stats": {"num_output_tokens": NUM_OUTPUT_TOKENS}}
         level = 2 if behaviour == "sleep" else config.get("starts_asleep", 0)
         line = {"engine_id": config["engine_id"], "state": state, "heartbeat": beat, "sleep_level": level, **more}
-        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.write(f"\n{json.dumps(line)}\n")
         sys.stdout.flush()
 
     # Who is told of a state may signal at once.
@@ -48,7 +49,9 @@ def main() -> None:
     say(state)
     if behaviour == "crash":
         os.abort()
-    if behaviour == "lose-core":
+    if behaviour == "print":
+        sys.stdout.write("." * (5 << 20))
+    if behaviour in ("lose-core", "print"):
         say("failed", code="engine_dead", message="the engine core died (killed by signal 11)", num_tokens=7)
         sys.exit(3)
     while True:

@@ -79,9 +79,10 @@ async def test_claims_are_back_before_the_next_life(start_host: StartHost, monke
     assert seen == [(Phase.DOWN, False, "queued")]
 
 
-async def test_a_lost_core_is_the_engines_own_death(start_host: StartHost) -> None:
+@pytest.mark.parametrize("behaviour", ["lose-core", "print"])
+async def test_a_lost_core_is_the_engines_own_death(start_host: StartHost, behaviour: str) -> None:
     host = await start_host()
-    host.tell(0, "lose-core")
+    host.tell(0, behaviour)
     host.process(0).kill()
     await eventually(lambda: host.engines[0].death and not host.engines[0].death.is_external)
     death = host.engines[0].death

@@ -278,7 +278,8 @@ class StatusLines:
         if self._heartbeat.encoded and _all_is_read():
             status.heartbeat = msgspec.Raw(self._heartbeat.encoded)
         with contextlib.suppress(BrokenPipeError):  # the supervisor has exited; the end of standard input shows it too
-            sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
+            # Begins a new line, because a library may have printed text without an end of line.
+            sys.stdout.buffer.write(b"\n" + msgspec.json.encode(status) + b"\n")
             sys.stdout.buffer.flush()
 
 
