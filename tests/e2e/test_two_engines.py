@@ -99,20 +99,18 @@ async def test_methods_of_the_operator(two_engines: LocalStack) -> None:
         assert await client.collective_rpc("block_size", [1], engine_id=engine_id) == {engine_id: 16}
 
 
-async def test_an_engine_that_dies_asleep_restarts_awake(two_engines: LocalStack) -> None:
+async def test_an_engine_that_dies_asleep_sleeps_on_beside_another(two_engines: LocalStack) -> None:
     async with Client.connect(two_engines.url) as client:
-        engine_ids = sorted(await client.is_sleeping())
+        engine_id, other_id = sorted(await client.is_sleeping())
         await client.sleep(2)
-        os.kill((await beats(two_engines.url))[engine_ids[0]].core_pid, signal.SIGKILL)
+        os.kill((await beats(two_engines.url))[engine_id].core_pid, signal.SIGKILL)
         async with asyncio.timeout(120):
-            while True:
-                now = await states(two_engines.url)
-                if sorted(now.values()) == [EngineState.READY, EngineState.SLEEPING]:
-                    break
+            words = {engine_id: "sleeping 2, unloaded", other_id: "sleeping 2"}
+            while {key: beat.state_words for key, beat in (await beats(two_engines.url)).items()} != words:
                 await asyncio.sleep(0.05)
-        assert sorted(now) == engine_ids
-        assert len(await short(client)) == 20
         await client.wake_up()
+        assert await client.is_sleeping() == {engine_id: False, other_id: False}
+        assert len(await short(client)) == 20
 
 
 async def test_a_worker_that_leaves_notifies_waiting_clients(two_engines: LocalStack) -> None:
