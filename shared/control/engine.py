@@ -13,7 +13,7 @@ from ..values.shown import shown
 MULTIMODAL, ENCODER = INPUT_CACHES = ("multimodal", "encoder")
 SLEEP_LEVELS = (1, 2)
 SLEEP_MODES = ("keep", "wait", "abort")
-WEIGHTS, KV_CACHE = SLEEP_TAGS = ("weights", "kv_cache")
+WEIGHTS, KV_CACHE, ADAPTERS = SLEEP_TAGS = ("weights", "kv_cache", "adapters")
 
 
 class ResetPrefixCache(msgspec.Struct, array_like=True, omit_defaults=True, tag="reset_prefix_cache"):
@@ -144,7 +144,10 @@ class Sleep(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
 
 
 class WakeUp(msgspec.Struct, array_like=True, omit_defaults=True, tag="wake_up"):
-    """Restore everything, or what ``tags`` name; serve again once all is restored. Answer: ``SleepState``."""
+    """Restore everything, or what ``tags`` name; serve again once all is restored. Answer: ``SleepState``.
+
+    With the weights, an engine restores the slots of its adapters, too.
+    """
 
     tags: list[str] | None = None
 

@@ -63,6 +63,11 @@ class AdapterLibrary:
         self._waiting: dict[str, _Waiting] = {}
         self._of_request: dict[str, AdapterEntry] = {}
 
+    @property
+    def slots(self) -> AdapterSlots:
+        """The adapters' slots on the device."""
+        return self._pool.slots
+
     def __len__(self) -> int:
         return len(self._waiting)
 

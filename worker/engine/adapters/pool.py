@@ -123,8 +123,9 @@ class AdapterPool:
         return True
 
     def pop_changed_digests(self) -> list[str] | None:
-        """See ``scheduling.admission.Adapters``."""
-        digests = sorted(digest for digest, entry in self._entries.items() if not entry.is_leaving)
+        """See ``scheduling.admission.Adapters``. None while the slots sleep, so that no request waits for them."""
+        entries = {} if self.slots.are_released else self._entries
+        digests = sorted(digest for digest, entry in entries.items() if not entry.is_leaving)
         if digests == self._reported_digests:
             return None
         self._reported_digests = digests

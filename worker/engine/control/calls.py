@@ -11,6 +11,7 @@ import structlog
 
 from ....shared.control.calls import Utility, UtilityAnswer
 from ....shared.control.engine import (
+    ADAPTERS,
     KV_CACHE,
     MULTIMODAL,
     WEIGHTS,
@@ -149,7 +150,9 @@ class EngineControl:
         return self._parts.sleep.state
 
     def _wake_up(self, call: WakeUp) -> SleepState:
-        self._parts.sleep.wake_up(call.tags)
+        tags = call.tags
+        # Callers that name each part may not know of adapters, and the engine would sleep on.
+        self._parts.sleep.wake_up([*tags, ADAPTERS] if tags is not None and WEIGHTS in tags else tags)
         log.info("woken_up", still_asleep=self._parts.sleep.state.tags)
         return self._parts.sleep.state
 

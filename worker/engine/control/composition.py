@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ....shared.control.engine import KV_CACHE, WEIGHTS
+from ....shared.control.engine import ADAPTERS, KV_CACHE, WEIGHTS
 from ....shared.control.model import SaveShardedState, ShardedStateSaved
 from ...config.engine_config import EngineConfig
 from ...models.lean.captured import without_graphs
@@ -26,7 +26,7 @@ from ..ranks.interface import Ranks
 from ..rpc import RpcEngine, RpcMethods
 from .calls import ControlledParts
 from .reload import WeightsReload, WeightsSource
-from .sleep import EngineSleep, SleepableCache
+from .sleep import EngineSleep, Sleepable, SleepableCache
 from .traces import StepProfiler
 
 
@@ -52,8 +52,11 @@ def compose_control(
         offload: None if the engine offloads no KV blocks.
     """
     changing = _ChangingParts(config, source, model, size, allocate_cache, ranks, offload)
+    parts: dict[str, Sleepable] = {WEIGHTS: changing.weights, KV_CACHE: changing.cache}
+    if adapters is not None:
+        parts[ADAPTERS] = adapters.slots
     return ControlledParts(
-        sleep=EngineSleep({WEIGHTS: changing.weights, KV_CACHE: changing.cache}, on_awake=changing.on_awake),
+        sleep=EngineSleep(parts, on_awake=changing.on_awake),
         profiler=StepProfiler(core, ranks.recorder()),
         rpc_methods=rpc_methods,
         rpc_engine=RpcEngine(config, core, model, pages=size.pages),

@@ -18,6 +18,7 @@ from torch import Tensor
 from ....kernels.decoder import LayerAdapters
 from ....kernels.lora import lora_expand, lora_shrink
 from ....kernels.lora.packed import LoraPart, PackedLora, ProductStruct, add_packed_lora, pack_lora
+from ..placing.device import return_free_memory
 from .peft_folder import LayerMatrices
 from .targets import AdapterTarget, layers_of
 
@@ -36,6 +37,14 @@ class SlotLayout(Protocol):
         """Copy the prepared part into a slot of the target at ``place``; None empties the slot."""
         ...
 
+    def free_slots(self) -> None:
+        """Release the memory of all slots."""
+        ...
+
+    def allocate_slots(self) -> None:
+        """Allocate the slots again, empty."""
+        ...
+
     def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
         """Add the adapters' outputs for ``inputs [T, K]`` to ``out [T, N]``, in place."""
         ...
@@ -46,9 +55,10 @@ class SlotLayout(Protocol):
 
 
 class AdapterSlots:
-    """``num_slots`` slots of a model with these ``targets``.
+    """``num_slots`` slots of a model with these ``targets``. A ``Sleepable``: adapters stay in host memory meanwhile.
 
     Attributes:
+        are_released: whether they sleep.
         layers: numbers of inputs and outputs of the layers that can be adapted, by name.
         max_rank: largest rank of an adapter.
         dtype, device: of the computation.
@@ -63,6 +73,7 @@ class AdapterSlots:
         self._pending: dict[int, Prepared] = {}
         # Content of each slot.
         self._contents: list[Prepared] = [{} for _ in range(num_slots)]
+        self.are_released = False
         self.num_slots = num_slots
         self.max_rank = max_rank
         self.layers = layers_of(targets)
@@ -92,6 +103,18 @@ class AdapterSlots:
                     self._layout.put(place, slot, prepared.get(place))
             self._contents[slot] = prepared
             del self._pending[slot]
+
+    def release(self, level: int) -> None:
+        """Release the memory of the slots, at any level."""
+        self._pending = {slot: prepared for slot, prepared in enumerate(self._contents) if prepared} | self._pending
+        self._contents = [{} for _ in self._contents]
+        self._layout.free_slots()
+        self.are_released = True
+
+    def restore(self) -> None:
+        """Allocate the slots again; the next ``flush`` copies their adapters."""
+        self._layout.allocate_slots()
+        self.are_released = False
 
     def _by_target(self, matrices: Mapping[str, LayerMatrices]) -> list[tuple[int, list[LoraPart]]]:
         parts: dict[int, list[LoraPart]] = {}
@@ -133,6 +156,13 @@ class PackedLayout:
         self._products_of_targets[place][slot] = ProductStruct() if prepared is None else prepared.struct()
         self._referenced[place, slot] = prepared
 
+    def free_slots(self) -> None:
+        ctypes.memset(self._all, 0, ctypes.sizeof(self._all))
+        self._referenced.clear()
+
+    def allocate_slots(self) -> None:
+        """Do nothing, since empty slots have no memory."""
+
     def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
         add_packed_lora(inputs, self._products_of_targets[place], token_lora, out)
 
@@ -154,6 +184,12 @@ class PlainLayout:
 
     def put(self, place: int, slot: int, prepared: Sequence[LoraPart] | None) -> None:
         self._contents[place][slot] = prepared or ()
+
+    def free_slots(self) -> None:
+        self._contents = [[() for _ in slots] for slots in self._contents]
+
+    def allocate_slots(self) -> None:
+        """Do nothing, since empty slots have no memory."""
 
     def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
         for slot, parts in enumerate(self._contents[place]):
@@ -187,7 +223,8 @@ class StackedLayout:
         self._max_rank = max_rank
         self._targets = targets
         self._like = like
-        self._stacks = [self._empty(target, num_slots) for target in targets]
+        self._num_slots = num_slots
+        self.allocate_slots()
 
     def prepare(self, target: AdapterTarget, parts: Sequence[LoraPart]) -> _Stack:
         """Return the matrices for one slot, in host memory that the device can read directly."""
@@ -208,6 +245,13 @@ class StackedLayout:
                 matrices[slot].zero_()
             else:
                 matrices[slot].copy_((prepared.a, *prepared.b)[index][0], non_blocking=True)
+
+    def free_slots(self) -> None:
+        self._stacks = []
+        return_free_memory()
+
+    def allocate_slots(self) -> None:
+        self._stacks = [self._empty(target, self._num_slots) for target in self._targets]
 
     def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
         self._add(self._targets[place], self._stacks[place], inputs, token_lora, out)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ....shared.control.calls import Utility, UtilityAnswer
 from ....shared.control.engine import (
+    ADAPTERS,
     ENCODER,
     CheckInvariants,
     CollectiveRpc,
@@ -114,8 +115,10 @@ class VllmControl:
         return self._state()
 
     def _wake_up(self, call: WakeUp) -> SleepState:
-        if self._sleep_level:
-            self._engine.wake_up(call.tags)
+        # It has no part for adapters, and no tags would mean all.
+        tags = None if call.tags is None else [tag for tag in call.tags if tag != ADAPTERS]
+        if self._sleep_level and tags != []:
+            self._engine.wake_up(tags)
         return self._state()
 
     def _is_sleeping(self, _: IsSleeping) -> SleepState:

@@ -30,7 +30,7 @@ class UnloadedSleep:
     @property
     def functions(self) -> dict[type, Callable[[Any], Awaitable[UtilityAnswer]]]:
         """Functions that answer calls, by type of call."""
-        return {Sleep: self._deepen, WakeUp: self._wake_up, IsSleeping: self._current_state}
+        return {Sleep: self._deepen, WakeUp: self._load_and_wake, IsSleeping: self._current_state}
 
     def confirm_awake(self) -> None:
         """Answer the ``WakeUp``, because the engine serves."""
@@ -45,7 +45,7 @@ class UnloadedSleep:
         self._heartbeat.set_sleep_level(max(call.level, self._heartbeat.sleep_level))
         return await self._current_state()
 
-    async def _wake_up(self, _: WakeUp) -> SleepState:
+    async def _load_and_wake(self, _: WakeUp) -> SleepState:
         """Have all parts loaded, whichever the call names: a core starts awake."""
         self.woken.set()
         await asyncio.shield(self._outcome)

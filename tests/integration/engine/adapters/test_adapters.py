@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import transformers
 
+from penstock.shared.control.engine import Sleep, SleepState, WakeUp
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.lora import LoRARequest
@@ -21,7 +22,7 @@ from penstock.worker.models.adapters.slots import StackedLayout
 from penstock.worker.models.lean.native import NativeForward
 
 from ....conftest import DEMO_MODEL
-from ..harness import VOCAB_SIZE, generate, request, run
+from ..harness import VOCAB_SIZE, ask, generate, request, run
 from .peft_folders import MIXED, R8, greedy, load_base, lora_request, merge, write_adapter
 
 NUM_TOKENS = 6
@@ -114,6 +115,40 @@ def test_as_triton_has_them(
     said, truth = adapters("llama", prompts)
     monkeypatch.setattr(attach, "_layout_for", StackedLayout)
     engine = engine_over(model_folder("llama"), block_size=5, max_loras=2, max_lora_rank=16)
+    assert generate(engine.core, mixed(prompts, said)) == tokens_of(truth)
+
+
+@pytest.mark.parametrize("layout", ["native", "packed", "stacked"])
+@pytest.mark.parametrize("level", [1, 2])
+def test_adapters_sleep_with_their_engine(
+    level: int,
+    layout: str,
+    model_folder: Callable[[str], Path],
+    prompts: list[list[int]],
+    adapters: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said, truth = adapters("llama", prompts)
+    if layout == "stacked":
+        monkeypatch.setattr(attach, "_layout_for", StackedLayout)
+    options = {} if layout == "native" else {"block_size": 5}
+    engine = engine_over(model_folder("llama"), max_loras=2, max_lora_rank=16, **options)
+    assert generate(engine.core, mixed(prompts, said)) == tokens_of(truth)
+    loaded = engine.core.take_lora_digests()
+    assert loaded == sorted(adapter.digest for adapter in said.values())
+    tags = ["weights", "kv_cache", "adapters"]
+    assert ask(engine, Sleep(level=level)) == SleepState(level, tags)
+    assert engine.core.take_lora_digests() == []
+    slots = engine.runner._adapters
+    assert slots is not None
+    assert slots.are_released
+    if isinstance(slots._layout, StackedLayout):
+        assert slots._layout._stacks == []
+    # A client that names every part but this one, which it may not know.
+    assert ask(engine, WakeUp(["kv_cache"])) == SleepState(level, ["weights", "adapters"])
+    assert engine.core.take_lora_digests() is None
+    assert ask(engine, WakeUp(["weights"])) == SleepState()
+    assert engine.core.take_lora_digests() == loaded
     assert generate(engine.core, mixed(prompts, said)) == tokens_of(truth)
 
 
