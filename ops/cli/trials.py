@@ -85,6 +85,14 @@ def _add_estimates_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="instead of the scenario's")
 
 
+def _add_rules_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "scenarios", type=Path, nargs="*", metavar="FILE", help="TOML; by default those that come with Penstock"
+    )
+    parser.add_argument("--rule", nargs="+", metavar="RULE", help="standing, first-come, llama-swap; by default all")
+    parser.add_argument("--seed", type=int, help="instead of the scenario's")
+
+
 def _add_fit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recorded",
@@ -154,6 +162,15 @@ def _run_estimates(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _compare_rules(arguments: argparse.Namespace) -> int:
+    need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
+    from ..sim.reports.rules import print_rules  # simpy
+    from ..sim.run import simulate_alone
+
+    print_rules(arguments.scenarios, arguments.rule, simulate_alone, arguments.seed)
+    return 0
+
+
 def _fit_speed(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
     from ..sim.real.fit import error_of, fit_speed, read_recordings  # numpy
@@ -208,6 +225,12 @@ SIM = Command(
             "Compare estimated with actual waiting times, for each band.",
             _run_estimates,
             _add_estimates_arguments,
+        ),
+        Command(
+            "rules",
+            "Compare rules by which models share a device, on scenarios with several models per engine.",
+            _compare_rules,
+            _add_rules_arguments,
         ),
         Command("fit", "Fit the speed of engines to their recorded steps.", _fit_speed, _add_fit_arguments),
     ),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
+import msgspec
 import simpy
 
 from ...shared.broker import Claim, Wave
@@ -52,6 +53,8 @@ class Claims:
         self._admit = admit
         self.seats = [EngineSlot(partition) for partition in world.partitions]
         self.is_claiming = True
+        # Requests that it may claim now; None without a limit.
+        self.max_new: int | None = None
         self._wake = self._env.event()
         self._woken_by = "start"
         self._engines: list[str] = []
@@ -132,8 +135,12 @@ class Claims:
     def _claim(self, seat: EngineSlot, cause: str) -> Wave:
         seat.is_woken, seat.has_our_capacity = False, True
         room = capacity_of(self._kind, self._running.values())
+        if self.max_new is not None:
+            room = msgspec.structs.replace(room, max_num_seqs=min(room.max_num_seqs, room.num_seqs + self.max_new))
         wave = seat.partition.do(seat.partition.broker.claim(self._engine_id, room))
         seat.claimed_s = self._env.now
+        if self.max_new is not None:
+            self.max_new -= len(wave.claims)
         measures = self._world.measures
         measures.num_claims[cause] += 1
         if not wave.claims:
@@ -142,7 +149,7 @@ class Claims:
 
     def _has_capacity(self) -> bool:
         has_probationer = any(one.is_on_probation for one in self._running.values())
-        return len(self._running) < self._kind.max_num_seqs and not has_probationer
+        return len(self._running) < self._kind.max_num_seqs and not has_probationer and self.max_new != 0
 
     def _homes(self) -> list[EngineSlot]:
         if len(self.seats) == 1:

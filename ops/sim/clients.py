@@ -21,14 +21,15 @@ ENTRIES_PER_CALL = 200
 
 def draw_requests(scenario: Scenario, group: Tenants) -> Iterator[Note]:
     """Yield the requests of a group in order of arrival, from its own random numbers: equal for equal seeds."""
-    random, moments = Random(f"{scenario.seed} {group.name}"), Random(f"{scenario.seed} {group.name} arrivals")
+    name = f"{group.name}-{group.model}" if group.models else group.name
+    random, moments = Random(f"{scenario.seed} {name}"), Random(f"{scenario.seed} {name} arrivals")
     number = 0
 
     def request(at_s: float) -> Note:
         nonlocal number
         number += 1
         note = Note(
-            request_id=f"{group.name}-{number}",
+            request_id=f"{name}-{number}",
             group=group,
             tenant=group.tenant(random.randrange(group.number)),
             arrived_s=at_s,

@@ -9,6 +9,8 @@ import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 
+import simpy
+
 from ...shared.broker import LEASE_TTL_MS, Claim
 from .claiming import Claims
 from .measures import Loss, Note
@@ -50,6 +52,8 @@ class Engine:
         self._env = world.env
         self._arrival = self._env.event()
         self._appended_s = self._env.now
+        self._is_falling_asleep = False
+        self._left = self._env.event()
         self._env.process(self.claims.run())
         self._env.process(self._compute_forever())
         for number in range(len(world.partitions)):
@@ -63,7 +67,7 @@ class Engine:
         """Return whether the engine could take a request, regardless of quotas and with its maximum output."""
         room = capacity_of(self.kind, self.running.values())
         free_seqs = room.max_num_seqs - room.num_kept_seqs - room.num_seqs
-        if not self.is_claiming or free_seqs < 1 or self._has_probationer():
+        if not self.is_claiming or self.claims.max_new is not None or free_seqs < 1 or self._has_probationer():
             return False
         most_tokens = room.num_held_kv_tokens + note.num_prompt + note.most_tokens
         return not self.running or most_tokens <= room.num_kv_tokens
@@ -83,6 +87,12 @@ class Engine:
         self.claims.withdraw(self.claims.seats)
         self._stop_claiming()
 
+    def sleep(self) -> simpy.Event:
+        """Return the requests to the queue after the current step, then leave. Return the event of that."""
+        self._is_falling_asleep = True
+        self.drain()
+        return self._left
+
     def _stop_claiming(self) -> None:
         self.claims.stop()
         if not self._arrival.triggered:
@@ -96,6 +106,8 @@ class Engine:
         count = claim.num_logged_tokens
         num_found = self._cache.take(note) if note.session else 0
         note.num_found = max(note.num_found, num_found)
+        if claim.attempt > 1:
+            self._world.measures.num_recomputed += note.num_prompt + count - num_found
         self.running[claim.request_id] = Running(
             note,
             claim.epoch,
@@ -136,10 +148,13 @@ class Engine:
             self._world.num_computing -= 1
             if self.is_alive:
                 self._settle(reading, decoding, num_steps)
+                if self._is_falling_asleep:
+                    self._return_requests()
         for partition in self._world.partitions:
             yield from partition.redis()
         if self.is_alive:
             self._on_left(self)
+            self._left.succeed()
 
     def _step_s(self, reading: list[tuple[Running, int]], decoding: list[Running], num_steps: int = 1) -> float:
         return self.kind.step_s(step_work(reading, decoding, num_steps), self._world.num_computing)
@@ -206,6 +221,14 @@ class Engine:
         yield from partition.redis()
         if self.is_alive:
             self._send_ends(partition)
+
+    def _return_requests(self) -> None:
+        self._append()
+        for partition, own in self._by_partition(list(self.running.values())):
+            partition.do(partition.broker.release([(one.note.request_id, one.epoch) for one in own]))
+            for one in own:
+                self._world.measures.record_requeue(one.note, self._env.now, None)
+        self.running.clear()
 
     def _append(self) -> None:
         self._appended_s = self._env.now

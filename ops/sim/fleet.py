@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Callable
 from random import Random
 
 from ...shared.broker import REAP_INTERVAL_S
@@ -11,7 +11,7 @@ from ...shared.deployment.records import DeathCause
 from ..metrics.wanted import wanted_for_waiting
 from .clients import schedule_next_turn
 from .engine import Engine
-from .measures import Loss
+from .measures import Loss, Note
 from .scenario import Autoscaling, DeathKind, Deaths, Engines
 from .world import Partition, Process, World
 
@@ -26,20 +26,20 @@ class Fleet:
     def __init__(self, world: World) -> None:
         self.engines: dict[str, Engine] = {}
         self.num_wanted = 0
-        self._world = world
+        self.world = world
         self._env = world.env
         self._random = Random(f"{world.scenario.seed} deaths")
         self._num_made = 0
         self._num_starting = 0
 
     def begin(self) -> None:
-        """Start the engines, deaths and autoscaling."""
-        for partition in self._world.partitions:
+        """Start the engines of this model alone, deaths and autoscaling."""
+        for partition in self.world.partitions:
             partition.listen(partition.keys.wake, self._wake_all)
             self._env.process(self._reap_forever(partition))
-        scenario = self._world.scenario
+        scenario = self.world.scenario
         for kind in scenario.engines:
-            for _ in range(kind.number):
+            for _ in range(0 if kind.models else kind.number):
                 self._env.process(self._start_engine(kind, self._spread_s()))
         for deaths in scenario.deaths:
             self._env.process(self._let_die(deaths))
@@ -57,17 +57,28 @@ class Fleet:
 
     def _start_engine(self, kind: Engines, after_s: float) -> Process:
         yield self._env.timeout(after_s)
+        # A worker acquires the lease before it claims. While its Redis is unreachable, that waits.
+        if self.world.is_away:
+            yield from self.world.partitions[0].redis()
+        self.add_engine(kind)
+
+    def add_engine(self, kind: Engines, on_idle: Callable[[], None] | None = None) -> Engine:
+        """Start an engine now. It calls ``on_idle`` after the last of its requests has ended."""
         engine_id = f"engine{self._num_made:05}"
         self._num_made += 1
-        # A worker acquires the lease before it claims. While its Redis is unreachable, that waits.
-        if self._world.is_away:
-            yield from self._world.partitions[0].redis()
-        for partition in self._world.partitions:
+        for partition in self.world.partitions:
             if not partition.is_away:
                 partition.do(partition.broker.renew(engine_id, []))
-        engine = Engine(self._world, engine_id, kind, self._report_left, partial(schedule_next_turn, self._world))
+
+        def report_end(note: Note) -> None:
+            schedule_next_turn(self.world, note)
+            if on_idle is not None and not engine.running:
+                on_idle()
+
+        engine = Engine(self.world, engine_id, kind, self._report_left, report_end)
         self.engines[engine_id] = engine
         engine.claims.listen()
+        return engine
 
     def _wake_all(self) -> None:
         for engine in self.engines.values():
@@ -76,7 +87,7 @@ class Fleet:
     def _report_left(self, engine: Engine) -> None:
         """Let the supervisor of a drained engine report to Redis that it has left."""
         self._forget(engine)
-        for partition in self._world.partitions:
+        for partition in self.world.partitions:
             self._env.process(self._reclaim(engine, partition))
 
     def _forget(self, engine: Engine) -> None:
@@ -100,23 +111,23 @@ class Fleet:
         number = deaths.number or round(deaths.share * len(living))
         dying = self._random.sample(living, min(number, len(living)))
         loss = Loss(self._env.now, len(dying))
-        self._world.measures.losses.append(loss)
+        self.world.measures.losses.append(loss)
         for engine in dying:
             engine.die(loss)
             self._forget(engine)
             if deaths.kind is DeathKind.PROCESS:
-                for partition in self._world.partitions:
+                for partition in self.world.partitions:
                     self._env.process(self._reclaim(engine, partition))
             if deaths.back_after_s is not None:
                 self._env.process(self._start_engine(engine.kind, deaths.back_after_s + self._spread_s()))
 
     def _scale_forever(self, rule: Autoscaling) -> Process:
-        kind, enough_since = self._world.scenario.engines[0], math.inf
+        kind, enough_since = self.world.scenario.engines[0], math.inf
         while True:
             yield self._env.timeout(rule.look_every_s)
-            for partition in self._world.partitions:
+            for partition in self.world.partitions:
                 yield from partition.redis()
-            stats = [partition.do(partition.queue.stats()) for partition in self._world.partitions]
+            stats = [partition.do(partition.queue.stats()) for partition in self.world.partitions]
             serving = self.serving
             num_seqs = sum(engine.kind.max_num_seqs for engine in serving)
             self.num_wanted = wanted_engines(

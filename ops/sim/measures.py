@@ -94,6 +94,8 @@ class Measures:
         self.num_claims: Counter[str] = Counter()
         self.num_wasted: Counter[str] = Counter()
         self.num_stale = 0
+        # Tokens of prompts and outputs that an engine read again, because another had them in its cache.
+        self.num_recomputed = 0
         self.samples: list[Sample] = []
         self.jain: list[tuple[float, float, int]] = []
         self.losses: list[Loss] = []
@@ -120,6 +122,7 @@ class Measures:
             whole.num_claims += part.num_claims
             whole.num_wasted += part.num_wasted
             whole.num_stale += part.num_stale
+            whole.num_recomputed += part.num_recomputed
             whole.jain += part.jain
             whole.losses += part.losses
             whole.longest_with_room_s = max(whole.longest_with_room_s, part.longest_with_room_s)

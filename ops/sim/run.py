@@ -12,13 +12,19 @@ from .reports.plots import draw
 from .reports.report import make_report
 from .reports.tables import format_report
 from .scenario import Scenario, read_scenario
-from .simulation import simulate
+from .simulation import Simulated, simulate
 
 
 def simulated_errors(scenario: Scenario) -> list[BandErrors]:
     """Simulate a scenario on a private Redis, and return the errors of estimated waits of each band."""
     with private_redis(append_only=False) as url:
         return simulate_errors(url, scenario)
+
+
+def simulate_alone(scenario: Scenario) -> Simulated:
+    """Simulate a scenario on a private Redis."""
+    with private_redis(append_only=False) as url:
+        return simulate(url, scenario)
 
 
 def run_scenario(text: str, *, seed: int | None = None, folder: Path | None = None) -> bool:
@@ -30,8 +36,7 @@ def run_scenario(text: str, *, seed: int | None = None, folder: Path | None = No
     scenario = read_scenario(text)
     if seed is not None:
         scenario = msgspec.structs.replace(scenario, seed=seed)
-    with private_redis(append_only=False) as url:
-        report = make_report(simulate(url, scenario))
+    report = make_report(simulate_alone(scenario))
     print(format_report(report))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,10 @@ from msgspec import inspect
 from ...shared.errors import ConfigurationError, ValidationError
 from ...shared.partitions import MAX_PARTITIONS
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
+from ...shared.swap.views import SwapOptions
 from ...shared.values.names import did_you_mean, partition_name
 from ...shared.values.shown import shown
-from .shapes import Arrivals, Constant, Fixed, Lengths, check_at_least
+from .shapes import Arrivals, Constant, Fixed, Lengths, check_at_least, divided
 from .speed import Speed, StepWork
 
 # Up to this size Redis keeps the insertion order of a hash, on which the order of returned requests depends.
@@ -28,12 +29,34 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base class of the tables of a scenario."""
 
 
+class SwapRule(enum.StrEnum):
+    """Rule by which models share an engine: Penstock's, or one to compare it with (``swap_rules.py``)."""
+
+    STANDING = "standing"
+    FIRST_COME = "first-come"
+    LLAMA_SWAP = "llama-swap"
+
+
+class Swaps(_Table, frozen=True, kw_only=True):
+    """Swaps of the models of an engine, and their costs in seconds. ``options`` are those of ``standing``."""
+
+    rule: SwapRule = SwapRule.STANDING
+    sleep_s: float = 0.5
+    wake_s: float = 1.5
+    options: SwapOptions = SwapOptions()
+
+    def __post_init__(self) -> None:
+        check_at_least("sleep_s", self.sleep_s, 0)
+        check_at_least("wake_s", self.wake_s, 0.001)
+
+
 class Engines(_Table, frozen=True, kw_only=True):
     """Engines of one kind.
 
     Args:
         number: number of engines at the start.
         model: model that they serve.
+        models: models that share each of them instead, one at a time; ``swaps`` are their swaps.
         speed: duration of their steps.
         slowdown: factors on the duration of a step while one engine computes, two, and so on; the last is for more. For
             engines that share a machine; empty if each has its own.
@@ -45,6 +68,8 @@ class Engines(_Table, frozen=True, kw_only=True):
 
     number: int
     model: str = MODEL
+    models: list[str] = []
+    swaps: Swaps = Swaps()
     speed: Speed = Speed()
     max_num_seqs: int = 64
     kv_tokens: int = 200_000
@@ -54,6 +79,8 @@ class Engines(_Table, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_at_least("number", self.number, 0)
+        if len(set(self.models)) < len(self.models):
+            raise ValidationError(f"models of an engine must differ, got {', '.join(self.models)}")
         for factor in self.slowdown:
             check_at_least("slowdown", factor, 0.001)
         check_at_least("kv_tokens", self.kv_tokens, 1)
@@ -62,6 +89,11 @@ class Engines(_Table, frozen=True, kw_only=True):
             raise ValidationError(f"max_num_seqs must be from 1 to {MAX_SEQS}, got {shown(self.max_num_seqs)}")
         if self.max_step_tokens <= self.max_num_seqs:
             raise ValidationError(f"max_step_tokens must be above max_num_seqs, got {shown(self.max_step_tokens)}")
+
+    @property
+    def all_models(self) -> list[str]:
+        """Return the models that one of them serves."""
+        return self.models or [self.model]
 
     def step_s(self, work: StepWork, num_computing: int) -> float:
         """Return the duration of a step while ``num_computing`` engines compute, including this one."""
@@ -75,6 +107,7 @@ class Tenants(_Table, frozen=True, kw_only=True):
     Args:
         name: name of the group; a tenant is called ``NAME-i``, or ``NAME`` if it is the only one.
         model: model of their requests.
+        models: several models instead, to each of which an equal part of the arrivals goes.
         band: band of their requests; empty for the queue's default.
         policy: weight and quotas of each tenant.
         arrivals: arrivals of the whole group.
@@ -90,6 +123,7 @@ class Tenants(_Table, frozen=True, kw_only=True):
     name: str
     number: int = 1
     model: str = MODEL
+    models: list[str] = []
     band: str = ""
     policy: TenantPolicy = TenantPolicy()
     arrivals: Arrivals = Constant(per_s=0.0)
@@ -117,6 +151,16 @@ class Tenants(_Table, frozen=True, kw_only=True):
     def has_quota(self) -> bool:
         of = self.policy
         return any((of.requests_per_minute, of.tokens_per_minute, of.max_concurrent_requests))
+
+    @property
+    def all_models(self) -> list[str]:
+        return self.models or [self.model]
+
+    def part(self, model: str) -> Tenants:
+        """Return the part of a group for one model."""
+        if not self.models:
+            return self
+        return msgspec.structs.replace(self, model=model, arrivals=divided(self.arrivals, len(self.models)))
 
     def tenant(self, index: int) -> str:
         """Return the name of the tenant with an index."""
@@ -246,10 +290,12 @@ class Scenario(_Table, frozen=True, kw_only=True):
 
     def _check_models(self) -> None:
         for group in self.tenants:
-            if group.model not in self.models:
+            for model in set(group.all_models) - set(self.models):
                 raise ValidationError(
-                    f"model must be one that engines serve ({', '.join(self.models)}), got {shown(group.model)}"
+                    f"model must be one that engines serve ({', '.join(self.models)}), got {shown(model)}"
                 )
+        if any(kind.models for kind in self.engines):
+            self._check_shared_engines()
         sharded = [model for shard in self.shards for model in shard.models]
         if len(set(sharded)) < len(sharded):
             raise ValidationError(f"each model is on one shard, got {', '.join(sharded)}")
@@ -261,10 +307,22 @@ class Scenario(_Table, frozen=True, kw_only=True):
         if len(self.models) > 1 and any(deaths.number for deaths in self.deaths):
             raise ValidationError("deaths need a share, not a number, where there are several models")
 
+    def _check_shared_engines(self) -> None:
+        names = [model for kind in self.engines for model in kind.all_models]
+        if len(set(names)) < len(names):
+            raise ValidationError(
+                f"each model is in one table [[engines]] if engines have several, got {', '.join(names)}"
+            )
+        for name in ("deaths", "autoscaling", "partitions"):
+            if getattr(self, name):
+                raise ValidationError(f"{name} cannot be combined with engines of several models")
+        if any(shard.away_at_s is not None for shard in self.shards):
+            raise ValidationError("away_at_s of a shard cannot be combined with engines of several models")
+
     @property
     def models(self) -> list[str]:
         """Return the models that engines serve, in order."""
-        return list(dict.fromkeys(kind.model for kind in self.engines))
+        return list(dict.fromkeys(model for kind in self.engines for model in kind.all_models))
 
     def partitions_of(self, model: str) -> Partitions:
         """Return the partitions of a model."""
@@ -278,8 +336,8 @@ class Scenario(_Table, frozen=True, kw_only=True):
         """Return the part of the scenario for one model."""
         return msgspec.structs.replace(
             self,
-            engines=[kind for kind in self.engines if kind.model == model],
-            tenants=[group for group in self.tenants if group.model == model],
+            engines=[msgspec.structs.replace(kind, model=model) for kind in self.engines if model in kind.all_models],
+            tenants=[group.part(model) for group in self.tenants if model in group.all_models],
             autoscaling=self.autoscaling if model == self.engines[0].model else None,
             partitions=[one for one in self.partitions if one.model == model],
             shards=[

@@ -5,6 +5,7 @@ Rates are requests per second of the whole group, lengths are tokens. ``shape`` 
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 from random import Random
@@ -26,6 +27,10 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, tag_field="shape", forbi
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             check_at_least(name, getattr(self, name), 0)
+
+    def fixed_times(self, until_s: float) -> Iterator[float]:
+        """Yield the arrival times that are not random."""
+        return iter(())
 
 
 class Constant(_Table, frozen=True, kw_only=True, tag="constant"):
@@ -82,11 +87,48 @@ class Day(_Table, frozen=True, kw_only=True, tag="day"):
         return self.low_per_s + (self.high_per_s - self.low_per_s) * height
 
 
-Arrivals = Constant | Burst | Day
+class Crowds(_Table, frozen=True, kw_only=True, tag="crowds"):
+    """``per_s``, and ``number`` requests at the same time every ``every_s`` seconds, the first at ``from_s``."""
+
+    number: int
+    every_s: float
+    from_s: float = 0.0
+    per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("every_s", self.every_s, 0.001)
+
+    @property
+    def most_per_s(self) -> float:
+        return self.per_s
+
+    def rate(self, at_s: float) -> float:
+        """Return the random requests per second at a time of the simulation."""
+        return self.per_s
+
+    def fixed_times(self, until_s: float) -> Iterator[float]:
+        """Yield the arrival times of the crowds."""
+        for turn in range(max(0, math.ceil((until_s - self.from_s) / self.every_s))):
+            yield from [self.from_s + turn * self.every_s] * self.number
+
+
+Arrivals = Constant | Burst | Day | Crowds
+
+
+def divided(arrivals: Arrivals, number: int) -> Arrivals:
+    """Return one of ``number`` equal parts of arrivals. Each part has whole crowds."""
+    rates = {name: getattr(arrivals, name) / number for name in arrivals.__struct_fields__ if name.endswith("per_s")}
+    return msgspec.structs.replace(arrivals, **rates)
 
 
 def arrival_times(arrivals: Arrivals, random: Random, until_s: float) -> Iterator[float]:
-    """Yield the arrival times of requests, by thinning (Lewis and Shedler, 1979)."""
+    """Yield the arrival times of requests in order."""
+    return heapq.merge(_random_times(arrivals, random, until_s), arrivals.fixed_times(until_s))
+
+
+def _random_times(arrivals: Arrivals, random: Random, until_s: float) -> Iterator[float]:
+    """Yield random times by thinning (Lewis and Shedler, 1979)."""
     at_s, max_rate = 0.0, arrivals.most_per_s
     while max_rate > 0:
         at_s += random.expovariate(max_rate)

@@ -10,6 +10,7 @@ import msgspec
 import simpy
 
 from .clients import begin_clients
+from .devices import SwapLog, begin_devices
 from .fleet import Fleet
 from .measures import WINDOW_S, Measures, Note, Sample
 from .scenario import Scenario
@@ -22,11 +23,12 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """Results of a simulation. ``wall_s`` is real time, all other times are virtual.
 
     According to Redis, ``num_known`` requests wait or run at the end. For ``num_warm`` requests an engine had the
-    session cached, and ``num_warm_kept`` of them ran on it.
+    session cached, and ``num_warm_kept`` of them ran on it. ``swap_logs`` are those of engines with several models.
     """
 
     scenario: Scenario
     measures: Measures
+    swap_logs: list[SwapLog]
     num_known: int
     num_warm: int
     num_warm_kept: int
@@ -51,17 +53,22 @@ def simulate(
     env = simpy.Environment()
     worlds: list[World] = []
     try:
+        fleets: dict[str, Fleet] = {}
         for model in scenario.models:
             worlds.append(World(url, scenario.part(model), namespace, env))
             worlds[-1].on_accepted = on_accepted
-            _begin_simulation(worlds[-1])
+            fleets[model] = _begin_simulation(worlds[-1])
+        devices = begin_devices(env, scenario, fleets)
         env.run(until=scenario.duration_s)
+        for device in devices:
+            device.end()
         partitions = [partition for world in worlds for partition in world.partitions]
         queues = [partition.stats() for partition in partitions]
         calls = sum((Counter(partition.connection.num_calls) for partition in partitions), Counter())
         return Simulated(
             scenario=scenario,
             measures=Measures.of_all([world.measures for world in worlds]),
+            swap_logs=[device.log for device in devices],
             num_known=sum(queue.depth + queue.num_running for queue in queues),
             num_warm=sum(queue.num_warm for queue in queues),
             num_warm_kept=sum(queue.num_warm_kept for queue in queues),
@@ -73,12 +80,13 @@ def simulate(
             world.close()
 
 
-def _begin_simulation(world: World) -> None:
+def _begin_simulation(world: World) -> Fleet:
     fleet = Fleet(world)
     fleet.begin()
     begin_clients(world)
     world.env.process(_sample_forever(world, fleet))
     world.env.process(_weigh_forever(world))
+    return fleet
 
 
 def _sample_forever(world: World, fleet: Fleet) -> Process:

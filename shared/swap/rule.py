@@ -83,13 +83,19 @@ def dearest_s(models: Sequence[ModelView]) -> float:
     return max((model.leave_s for model in models), default=0.0) + max((model.wake_s for model in models), default=0.0)
 
 
-def longest_wait_s(num_models: int, dearest: float, options: SwapOptions, band: str) -> float:
+def longest_wait_s(
+    num_models: int, dearest: float, options: SwapOptions, band: str, *, is_most_urgent: bool = True
+) -> float:
     """Return the longest time from a request's arrival until its model is awake, whatever the load of other models.
 
-    It holds while no process dies, for the requests of one band, and for lower bands by their max_wait_s alone. A model
-    finds at most ``num_models`` swaps of debt, and at most as many more happen before its own.
+    It holds while no process dies. A model finds at most ``num_models`` swaps of debt, and at most as many more happen
+    before its own.
+
+    Args:
+        dearest: cost of the dearest swap.
+        is_most_urgent: whether no model has requests of a band with less patience. If one has, only max_wait_s helps.
     """
-    by_debt_s = 2 * num_models * dearest / options.max_share
+    by_debt_s = 2 * num_models * dearest / options.max_share if is_most_urgent else math.inf
     return options.patience_of(band) + min(by_debt_s, options.max_wait_of(band) + 3 * num_models * dearest)
 
 

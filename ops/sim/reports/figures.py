@@ -95,6 +95,24 @@ class OutageFigures(msgspec.Struct, frozen=True, kw_only=True):
     first_token_max_s: float | None
 
 
+class SwapFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of an engine with several models.
+
+    Args:
+        share: share of time in which it swapped.
+        num_by_reason: swaps by reason.
+        waits: longest time for which a model had waiting requests before it woke, by band, with its bound. The bound is
+            None for a rule without one.
+    """
+
+    models: list[str]
+    rule: str
+    num_swaps: int
+    share: float
+    num_by_reason: dict[str, int]
+    waits: dict[str, tuple[float, float | None]]
+
+
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """The fleet over time; each list has one value per entry of ``at_s``."""
 
@@ -133,6 +151,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     claims: ClaimFigures
     recoveries: list[RecoveryFigures]
     outages: list[OutageFigures]
+    swaps: list[SwapFigures]
     checks: list[Check]
     script_calls: dict[str, int]
     series: Series

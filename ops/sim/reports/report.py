@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from ....shared.values.names import partition_name
 from ...statistics import percentile
+from ..devices import SwapLog
 from ..measures import Loss, Measures, Note
-from ..scenario import Scenario, Shard, Tenants
+from ..scenario import Scenario, Shard, SwapRule, Tenants
 from ..simulation import Simulated
 from .figures import (
     Check,
@@ -22,6 +24,7 @@ from .figures import (
     Report,
     Series,
     SessionFigures,
+    SwapFigures,
 )
 
 # Points per series in the report; a plot cannot show more.
@@ -57,7 +60,8 @@ def make_report(simulated: Simulated) -> Report:
             for shard in scenario.shards
             if shard.away_at_s is not None
         ],
-        checks=_checks(scenario, simulated),
+        swaps=[_swap_figures(swap_log, scenario.duration_s) for swap_log in simulated.swap_logs],
+        checks=[*_checks(scenario, simulated), *_swap_checks(simulated.swap_logs)],
         script_calls=simulated.num_calls,
         series=Series(
             at_s=[sample.at_s for sample in samples],
@@ -168,6 +172,40 @@ def _outage_figures(shard: Shard, at_s: float, measures: Measures) -> OutageFigu
         first_token_p50_s=_percentile(first_tokens, 0.5),
         first_token_max_s=_percentile(first_tokens, 1.0),
     )
+
+
+def _swap_figures(swap_log: SwapLog, duration_s: float) -> SwapFigures:
+    longest: dict[str, float] = {}
+    for wait in swap_log.waits:
+        longest[wait.band] = max(longest.get(wait.band, 0.0), wait.wait_s)
+    has_bound = swap_log.kind.swaps.rule is SwapRule.STANDING
+    return SwapFigures(
+        models=swap_log.kind.models,
+        rule=swap_log.kind.swaps.rule,
+        num_swaps=len(swap_log.swaps),
+        share=round(swap_log.swap_s / duration_s, 4),
+        num_by_reason=dict(sorted(Counter(swap.reason.value for swap in swap_log.swaps).items())),
+        waits={
+            band: (round(wait_s, 3), round(swap_log.bound_s(band), 3) if has_bound else None)
+            for band, wait_s in sorted(longest.items())
+        },
+    )
+
+
+def _swap_checks(swap_logs: Sequence[SwapLog]) -> list[Check]:
+    """Return the checks of engines whose rule has a bound."""
+    logs = [swap_log for swap_log in swap_logs if swap_log.kind.swaps.rule is SwapRule.STANDING]
+    waits = [(wait, swap_log.bound_s(wait.band)) for swap_log in logs for wait in swap_log.waits]
+    if not waits:
+        return []
+    wait, bound_s = max(waits, key=lambda pair: pair[0].wait_s / pair[1])
+    return [
+        Check(
+            name="no model waits beyond the bound",
+            holds=wait.wait_s <= bound_s,
+            seen=f"{wait.model} waited {wait.wait_s:.1f} s at most, of {bound_s:.1f} s",
+        )
+    ]
 
 
 def _checks(scenario: Scenario, simulated: Simulated) -> list[Check]:

@@ -11,6 +11,7 @@ from .figures import (
     RecoveryFigures,
     Report,
     SessionFigures,
+    SwapFigures,
 )
 
 
@@ -33,6 +34,8 @@ def format_report(report: Report) -> str:
         parts.append(_recovery_table(figures.recoveries))
     if figures.outages:
         parts.append(_outage_table(figures.outages))
+    if figures.swaps:
+        parts.append(_swap_table(figures.swaps, figures.duration_s))
     rows = [["holds" if check.holds else "FAILS", check.name, check.seen] for check in figures.checks]
     parts.append(format_table(("check", "", "seen"), rows))
     num_calls = sum(figures.script_calls.values())
@@ -141,6 +144,25 @@ def _outage_table(outages: list[OutageFigures]) -> str:
             *map(_seconds, (one.claimed_p50_s, one.claimed_max_s, one.first_token_p50_s, one.first_token_max_s)),
         ]
         for one in outages
+    ]
+    return format_table(header, rows)
+
+
+def _swap_table(swaps: list[SwapFigures], duration_s: float) -> str:
+    header = ("models of an engine", "rule", "swaps/h", "share", "reasons", "longest wait until awake")
+    rows = [
+        [
+            ", ".join(one.models),
+            one.rule,
+            f"{one.num_swaps * 3600 / duration_s:.0f}",
+            f"{100 * one.share:.1f} %",
+            ", ".join(f"{number} {reason}" for reason, number in one.num_by_reason.items()),
+            ", ".join(
+                f"{band} {_seconds(wait_s)}" + ("" if bound_s is None else f" of {_seconds(bound_s)}")
+                for band, (wait_s, bound_s) in one.waits.items()
+            ),
+        ]
+        for one in swaps
     ]
     return format_table(header, rows)
 

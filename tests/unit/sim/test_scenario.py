@@ -11,7 +11,7 @@ from penstock.ops.sim.scenario import DeathKind, Scenario, read_scenario
 from penstock.ops.sim.shapes import Burst, Lognormal
 from penstock.shared.errors import ConfigurationError
 
-SCENARIOS = sorted((Path(sim.__file__).parent / "scenarios").glob("*.toml"))
+SCENARIOS = sorted((Path(sim.__file__).parent / "scenarios").rglob("*.toml"))
 LEAST = """
 duration_s = 10
 [[engines]]
@@ -70,6 +70,17 @@ def test_there_are_scenarios() -> None:
         ("[[deaths]]\nat_s = 1", "deaths need one of share and number"),
         ("[autoscaling]\nleast = 3\nmost = 2\nwanted_wait_s = 1", "least must be from 1 to most"),
         ('[[tenants]]\nname = "one"', "the names of tenants must differ"),
+        ('[[engines]]\nnumber = 1\nmodels = ["b", "b"]', "models of an engine must differ, got b, b"),
+        ('[[engines]]\nnumber = 1\nmodels = ["b", "simulated"]', "each model is in one table [[engines]]"),
+        ('[[engines]]\nnumber = 1\nmodels = ["b", "c"]\n[[deaths]]\nat_s = 1\nshare = 1', "deaths cannot be combined"),
+        ('[[engines]]\nnumber = 1\nmodels = ["b"]\nswaps = {rule = "fair"}', "Invalid enum value 'fair'"),
+        ('[[engines]]\nnumber = 1\nmodels = ["b"]\nswaps = {wake = 1}', "engines[1].swaps.wake; did you mean wake_s?"),
+        (
+            '[[engines]]\nnumber = 1\nmodels = ["b"]\nswaps = {options = {max_share = 0.9}}',
+            "max_share must be above 0 and at most 0.5, got 0.9",
+        ),
+        ('models = ["other"]', "model must be one that engines serve (simulated), got 'other'"),
+        ('arrivals = {shape = "crowds", number = 1, every_s = 0}', "every_s must be a number from 0.001 on"),
         ("number = ", "the scenario is no TOML"),
     ],
 )

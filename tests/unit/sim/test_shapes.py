@@ -4,7 +4,18 @@ from random import Random
 
 import pytest
 
-from penstock.ops.sim.shapes import Arrivals, Burst, Constant, Day, Fixed, Lognormal, Uniform, arrival_times
+from penstock.ops.sim.shapes import (
+    Arrivals,
+    Burst,
+    Constant,
+    Crowds,
+    Day,
+    Fixed,
+    Lognormal,
+    Uniform,
+    arrival_times,
+    divided,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +37,19 @@ def test_a_burst_is_at_its_stated_time() -> None:
     times = list(arrival_times(Burst(burst_per_s=100, at_s=3, for_s=2), Random(0), 10.0))
     assert times
     assert all(3 <= at_s < 5 for at_s in times)
+
+
+def test_crowds_arrive_together_among_others() -> None:
+    crowds = Crowds(per_s=5, number=3, every_s=10, from_s=2)
+    times = list(arrival_times(crowds, Random(0), 30.0))
+    assert times == sorted(times)
+    assert [times.count(at_s) for at_s in (2.0, 12.0, 22.0)] == [3, 3, 3]
+    assert abs(len(times) - 9 - 150) < 4 * 150**0.5
+
+
+def test_a_part_of_arrivals_has_its_share_of_the_rates_and_whole_crowds() -> None:
+    assert divided(Day(low_per_s=1, high_per_s=9), 2) == Day(low_per_s=0.5, high_per_s=4.5)
+    assert divided(Crowds(per_s=4, number=3, every_s=10), 2) == Crowds(per_s=2, number=3, every_s=10)
 
 
 def test_a_day_is_lowest_at_its_ends() -> None:
