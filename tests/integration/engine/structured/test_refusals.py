@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,11 @@ def test_delivered_tokens_that_do_not_fit_end_the_request(core: EngineCore) -> N
     assert error is not None
     assert error.code == "structured_output_failed"
     assert wholes["good"].error is None
+
+
+def bad_input(**grammar: str) -> dict[str, Any]:
+    node = {"type": "tool_input", "tool": "note", "in_json": True, **grammar}
+    return {"structural_tag": json.dumps({"type": "structural_tag", "format": node})}
 
 
 BAD_GRAMMARS: list[tuple[dict[str, Any], str]] = [
@@ -44,6 +50,14 @@ def test_an_invalid_grammar_is_refused_with_the_reason(core: EngineCore) -> None
         assert not error.retryable
         assert expected in error.message
         assert "/project/cpp" not in error.message
+
+
+def test_an_invalid_input_of_a_tool_is_refused_by_its_name(make: Callable[..., EngineCore]) -> None:
+    bad = [bad_input(syntax="lark", definition="start: a"), bad_input(syntax="regex", definition="(a")]
+    for output in run(make(), [ask(str(i), grammar) for i, grammar in enumerate(bad)]).values():
+        assert output.error is not None
+        assert output.error.code == "validation_error"
+        assert output.error.message.startswith("structured_outputs.structural_tag: the grammar of 'note'")
 
 
 def test_a_grammar_without_an_end_is_refused(make: Callable[..., EngineCore]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.producer.openai.tools.custom import InputGrammar
 from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.engine.core.engine_core import EngineCore
@@ -113,6 +114,22 @@ def test_structural_tags_of_the_newer_form(
     (output,) = run(make(structured_outputs_backend="llguidance"), [ask("tag", {"structural_tag": TAG})]).values()
     assert output.error is not None
     assert "xgrammar" in output.error.message
+
+
+@pytest.mark.parametrize("in_json", [False, True])
+def test_inputs_of_tools_follow_their_grammars_in_free_text(
+    make: Callable[..., EngineCore], text_of: Callable[[EngineCoreOutput], str], in_json: bool
+) -> None:
+    node = InputGrammar("note", "lark", 'start: line+\nline: /[+-]["a-c]{1,4}/ "\\n"').node(in_json=in_json)
+    tag = {"type": "tag", "begin": "<", "content": node, "end": ">"}
+    free = {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<"], "tags": [tag]}}
+    params: dict[str, Any] = {"logit_bias": {ord("<") - 30: 5.0, ord(">") - 30: 5.0}, "max_tokens": 120}
+    outputs = run(make(), [ask(f"input {i}", {"structural_tag": json.dumps(free)}, **params) for i in range(4)])
+    assert {output.error for output in outputs.values()} == {None}
+    inputs = [tag for output in outputs.values() for tag in re.findall("<([^>]*)>", text_of(output))]
+    assert len(inputs) > 4, [text_of(output) for output in outputs.values()]
+    for text in inputs:
+        assert re.fullmatch('([+-]["a-c]{1,4}\n)+', json.loads(f'"{text}"') if in_json else text)
 
 
 def test_max_tokens_cuts(core: EngineCore, text_of: Callable[[EngineCoreOutput], str]) -> None:
