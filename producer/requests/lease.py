@@ -18,8 +18,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from redis.exceptions import RedisError
+
 from ...shared.broker import Broker
-from ...shared.errors import ClientClosedError, PenstockError, RedisUnavailableError, ValidationError
+from ...shared.errors import ClientClosedError, PenstockError, ValidationError
 from ...shared.process.log import get_logger
 from ...shared.process.side_by_side import SideBySide
 from ...shared.values.shown import shown
@@ -120,8 +122,7 @@ class ClientLease:
             while True:
                 await asyncio.sleep(self._interval_s)
                 for error in await renewals.round({request.broker for request in self._held}, self._interval_s):
-                    if not isinstance(error, RedisUnavailableError):
-                        raise error
+                    # The next renewal retries after any error, such as rights that the user lacks for a moment.
                     log.warning("client_lease_not_renewed", error=str(error))
         finally:
             await renewals.close()
@@ -149,7 +150,7 @@ async def _renew_forever(broker: Broker, request_id: str, linger_s: float) -> No
     while True:
         try:
             await broker.leave(request_id, lease_ms)
-        except RedisUnavailableError as error:
+        except (PenstockError, RedisError) as error:
             log.warning("request_lease_not_renewed", request_id=request_id, error=str(error))
         await asyncio.sleep(linger_s / 2)
 
@@ -171,7 +172,7 @@ async def _sweep(request: InteractiveRequest, due_in_s: float) -> None:
     await asyncio.sleep(max(0.0, due_in_s) + GRACE_S)
     while True:
         # Redis may be away; the reader of the request waits for it as well.
-        with contextlib.suppress(PenstockError):
+        with contextlib.suppress(PenstockError, RedisError):
             await request.broker.expire()
         await asyncio.sleep(GRACE_S)
 

@@ -10,6 +10,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.producer import Client, FinishReason
 from penstock.shared import errors
@@ -86,6 +87,32 @@ async def test_the_lease_is_renewed_while_something_streams_and_only_then(redis_
 
         await until(has_ended)
         assert await lease_ends(commands, broker) == [last]
+
+
+async def test_a_refused_renewal_is_repeated(redis_url, namespace, broker, commands):
+    """An administrator who takes rights from a client for a moment must not end its requests later."""
+    await commands.execute("ACL", "SETUSER", namespace, "on", ">pw", "~*", "&*", "+@all")
+    url = f"unix://{namespace}:pw@{redis_url.removeprefix('unix://')}"
+    async with Client.connect(url, namespace=namespace, lease_ttl_s=0.15) as client:
+        stream = asyncio.ensure_future(client.generate("hi"))
+        claim = await claim_one(broker)
+        with capture_logs() as logs:
+            await commands.execute("ACL", "SETUSER", namespace, "-@scripting")
+
+            async def is_refused() -> bool:
+                return any(event["event"] == "client_lease_not_renewed" for event in logs)
+
+            await until(is_refused)
+            await commands.execute("ACL", "SETUSER", namespace, "+@all")
+        (refused_until,) = await lease_ends(commands, broker)
+
+        async def is_renewed() -> bool:
+            return await lease_ends(commands, broker) > [refused_until + 0.15]
+
+        await until(is_renewed)
+        await write(broker, claim, 0, 65, end=FinishReason.STOP)
+        await stream
+    await commands.execute("ACL", "DELUSER", namespace)
 
 
 @pytest.mark.usefixtures("reaper")
