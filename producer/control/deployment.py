@@ -170,12 +170,13 @@ async def stats_soon(
 
 
 def unserved_finding(stats: QueueStats, engines: list[EngineHeartbeat], known: Collection[str]) -> Finding | None:
-    """Return a finding about requests for a model that no engine serves; None if no such request waits.
+    """Return a finding about requests for a model that no engine serves and no device may wake; None if none waits.
 
     Args:
         known: models that were ever served.
     """
-    if not stats.depth or any(engine.model == stats.model and may_serve(engine) for engine in engines):
+    may_wake = stats.ready_in_s is not None
+    if not stats.depth or may_wake or any(engine.model == stats.model and may_serve(engine) for engine in engines):
         return None
     count = "1 request waits" if stats.depth == 1 else f"{stats.depth} requests wait"
     age = f", the oldest for {stats.oldest_age_s:.0f} s" if stats.oldest_age_s else ""

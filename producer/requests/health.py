@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from redis.exceptions import RedisError
 
+from ...shared.broker import Homes
 from ...shared.connection import CommandConnection
 from ...shared.deployment.presence import read_heartbeats
 from ...shared.deployment.records import EngineHeartbeat
@@ -54,17 +55,21 @@ class Health:
         return next(reversed(self._dead.values()), None)
 
     async def check(self, model: str) -> None:
-        """Read the heartbeats now.
+        """Read the heartbeats now. A model without an engine is healthy if a device may wake it.
 
         Raises:
             EngineDeadError: ``model`` has no live engine; gives the state of each engine.
         """
         self._used[model] = None
         engines = await self.engines(model)
-        if not any(engine.state in LIVE_STATES for engine in engines):
+        if not any(engine.state in LIVE_STATES for engine in engines) and not await self._has_home(model):
             self.saw_dead(model, _dead_error(model, engines))
             raise self._dead[model]
         self.saw_alive(model)
+
+    async def _has_home(self, model: str) -> bool:
+        """Return whether a device may wake a model. Devices enter all partitions, so the first is enough."""
+        return bool((await Homes(self._connection, self._keys.model(model)).demand()).homes)
 
     async def unserved(self, model: str) -> EngineDeadError:
         """Return the error for a request that was refused because no engine of ``model`` holds a lease."""

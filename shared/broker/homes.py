@@ -16,9 +16,13 @@ import msgspec
 
 from ..connection import CommandConnection
 from ..keys import ModelKeys
+from ..queue.stats import ModelState
 from ..swap.views import SleepLevel
 from .broker import LEASE_TTL_MS
 from .script import run_script
+
+# Device, level and ms to wake, as the scripts return them.
+RawHome = tuple[str, int, float]
 
 
 class _RawDemand(msgspec.Struct, array_like=True):
@@ -33,7 +37,7 @@ class _RawDemand(msgspec.Struct, array_like=True):
     bands: list[tuple[str, int, float]]
     engines: tuple[int, int, int]
     grants: list[str]
-    homes: list[tuple[str, int, float]]
+    homes: list[RawHome]
 
 
 class Home(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +103,30 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def homes_of(raw: Sequence[RawHome]) -> tuple[Home, ...]:
+    """Return homes from the reply of a script."""
+    return tuple(Home(device=device, level=SleepLevel(level), wake_s=wake_ms / 1000) for device, level, wake_ms in raw)
+
+
+def readiness(
+    homes: Sequence[Home], grants: Sequence[str], num_engines: int, num_leases: int
+) -> tuple[ModelState, float | None]:
+    """Return the state of a model, and the time until an engine could claim; None if no device may wake one.
+
+    Args:
+        grants: devices that wake it.
+        num_engines: engines that claim.
+        num_leases: engines with a lease. Those that do not claim sleep or drain.
+    """
+    if num_engines:
+        return ModelState.LOADED, 0.0
+    ready_in_s = min((home.wake_s for home in homes), default=None)
+    if grants:
+        return ModelState.LOADING, ready_in_s
+    sleeps = num_leases > 0 or any(home.level < SleepLevel.DISK for home in homes)
+    return ModelState.ASLEEP if sleeps else ModelState.UNLOADED, ready_in_s
+
+
 class GrantReply(enum.StrEnum):
     """Answer to a device that asks to wake a model."""
 
@@ -153,10 +181,7 @@ class Homes:
             num_engines=num_engines,
             num_free_seqs=max(0, num_seqs - num_held),
             grants=tuple(raw.grants),
-            homes=tuple(
-                Home(device=device, level=SleepLevel(level), wake_s=wake_ms / 1000)
-                for device, level, wake_ms in raw.homes
-            ),
+            homes=homes_of(raw.homes),
         )
 
     async def request_grant(

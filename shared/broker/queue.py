@@ -14,9 +14,10 @@ from ..queue.estimate import Estimator
 from ..queue.lifecycle import RequestState
 from ..queue.policy import QueuePolicy, TenantPolicy, decode_policy
 from ..queue.state import LaneState, Limits, QueueState
-from ..queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
+from ..queue.stats import BandStats, LaneStats, ModelState, QueueStats, RequestStatus, TenantStats
 from ..values.names import check_name
 from ..values.shown import shown
+from .homes import RawHome, homes_of, readiness
 from .measured import RawBand, RawMeasures, RawTenant, age_s, queue_state
 from .script import refusing_damage, repairing, run_script
 
@@ -33,6 +34,9 @@ class _RawStats(msgspec.Struct, array_like=True):
     num_awaiting: int
     num_warm: int
     num_warm_kept: int
+    homes: list[RawHome]
+    grants: list[str]
+    num_leases: int
 
 
 class _RawStatus(msgspec.Struct, array_like=True):
@@ -65,6 +69,8 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     num_awaiting_input: int
     num_warm: int
     num_warm_kept: int
+    model_state: ModelState
+    ready_in_s: float | None
 
 
 class Queue:
@@ -83,6 +89,8 @@ class Queue:
         names = (await self.tenants() if tenants else []) if isinstance(tenants, bool) else tenants
         raw = msgspec.msgpack.decode(await self._run_on_queue("stats"), type=_RawStats)
         measures = raw.measures
+        num_engines = measures.rooms[0]
+        model_state, ready_in_s = readiness(homes_of(raw.homes), raw.grants, num_engines, raw.num_leases)
         return QueueSnapshot(
             model=self._keys.name,
             now_ms=measures.now_ms,
@@ -95,6 +103,8 @@ class Queue:
             num_awaiting_input=raw.num_awaiting,
             num_warm=raw.num_warm,
             num_warm_kept=raw.num_warm_kept,
+            model_state=model_state,
+            ready_in_s=ready_in_s,
         )
 
     async def status(self, request_id: str) -> RequestStatus | None:
@@ -238,6 +248,8 @@ def make_stats(snapshot: QueueSnapshot) -> QueueStats:
         num_warm_kept=snapshot.num_warm_kept,
         num_engines=state.num_engines,
         full_tokens_per_s=estimator.tokens_per_s,
+        model_state=snapshot.model_state,
+        ready_in_s=snapshot.ready_in_s,
     )
 
 

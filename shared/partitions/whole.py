@@ -145,6 +145,9 @@ def summed(snapshots: Sequence[QueueSnapshot]) -> QueueStats:
         num_warm_kept=_sum(parts, lambda part: part.num_warm_kept),
         num_engines=max(part.num_engines for part in parts),
         full_tokens_per_s=estimator.tokens_per_s,
+        # Every engine and every home serves all partitions.
+        model_state=first.model_state,
+        ready_in_s=first.ready_in_s,
     )
 
 

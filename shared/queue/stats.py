@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from .lifecycle import RequestState
+
+
+class ModelState(enum.StrEnum):
+    """State of a model, in the words of llama.cpp's router. It is loaded if an engine claims."""
+
+    LOADED = "loaded"
+    LOADING = "loading"
+    ASLEEP = "asleep"
+    UNLOADED = "unloaded"
 
 
 class LaneStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +77,9 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
             them went to that engine.
         num_engines: live engines that claim.
         full_tokens_per_s: ``tokens_per_s`` if all of these engines were full; 0 while unknown.
+        model_state: whether engines of the model claim.
+        ready_in_s: time until one could claim if a device woke it now: 0 while one claims; None if none does, and no
+            device may wake one.
     """
 
     model: str
@@ -86,6 +100,8 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     num_warm_kept: int = 0
     num_engines: int = 0
     full_tokens_per_s: float = 0.0
+    model_state: ModelState = ModelState.UNLOADED
+    ready_in_s: float | None = None
 
     @property
     def is_paused(self) -> bool:

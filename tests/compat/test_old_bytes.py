@@ -157,6 +157,26 @@ def test_engines_have_no_state_that_older_clients_lack() -> None:
     assert [state.value for state in EngineState] == states.split()
 
 
+def test_a_heartbeat_of_a_later_engine_is_read() -> None:
+    """As a client without ``sleep_level`` reads that, and this one what engines report later."""
+    beat = records.EngineHeartbeat(
+        worker_id="w",
+        engine_id="w-0",
+        model="m",
+        state=EngineState.SLEEPING,
+        host="h",
+        worker_pid=1,
+        core_pid=2,
+        sleep_level=1,
+    )
+    earlier = msgspec.defstruct(
+        "EarlierHeartbeat", [("engine_id", str), ("state", EngineState), ("core_pid", int)], omit_defaults=True
+    )
+    assert msgspec.json.decode(msgspec.json.encode(beat), type=earlier) == earlier("w-0", EngineState.SLEEPING, 2)
+    later = msgspec.json.encode(msgspec.to_builtins(beat) | {"device_id": "gpu0", "lateness": 0.5})
+    assert msgspec.json.decode(later, type=records.EngineHeartbeat) == beat
+
+
 def test_a_heartbeat_of_an_earlier_engine_keeps_the_bounds_that_it_counted_by() -> None:
     data = (
         b'{"worker_id":"w","engine_id":"w-0","model":"m","state":"busy","host":"h","worker_pid":1,"core_pid":2,'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from typing import Any, Literal
 
@@ -10,14 +11,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....shared.deployment.records import ModelCard
+from ....shared.keys import Keys
 from ....shared.lora.registry import AdapterRecord
 from ....shared.params.kinds import GENERATE
+from ....shared.queue.stats import ModelState, QueueStats
 from ....shared.values.shown import shown
+from ...control.deployment import stats_soon
 from ...openai.errors import OpenAIError
 from ..http import gateway_of, json_response
 from ..operations import Operation
 
 Capability = Literal["chat", "completions", "embeddings", "reasoning", "structured_outputs", "tools", "vision"]
+
+
+class ModelStatus(msgspec.Struct):
+    """State of a model, as llama.cpp's router names it: "loaded", "loading", "asleep" or "unloaded"."""
+
+    value: ModelState
 
 
 class Model(msgspec.Struct, kw_only=True):
@@ -26,7 +36,8 @@ class Model(msgspec.Struct, kw_only=True):
 
     ``max_model_len``, ``root`` and ``parent`` are vLLM's fields; for an adapter, ``root`` is its folder and ``parent``
     its model. ``context_length`` and ``max_output_tokens`` are the same limit under the names that agents read, since
-    prompt and output share it. ``capabilities`` are names of what its requests may use.
+    prompt and output share it. ``capabilities`` are names of what its requests may use. ``estimated_ready_s`` is 0
+    while an engine claims, and null if no device may wake one. It and ``status`` are null if Redis does not answer.
     """
 
     id: str
@@ -39,6 +50,8 @@ class Model(msgspec.Struct, kw_only=True):
     context_length: int
     max_output_tokens: int
     capabilities: list[Capability]
+    status: ModelStatus | None
+    estimated_ready_s: float | None
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -106,16 +119,19 @@ def _in_anthropic_form(model: Model) -> AnthropicModel:
 
 async def _models(request: Request) -> dict[str, Model]:
     """Return models and adapters by name. An adapter is omitted if its model is unknown, or if a model has its name."""
-    client = gateway_of(request).client
-    cards = await client.models()
-    models = {name: _model(cards[name]) for name in sorted(cards)}
-    for record in await client.visible_adapters(request.state.identity.tenant):
+    gateway = gateway_of(request)
+    cards, keys = await gateway.client.models(), Keys(gateway.settings.namespace)
+    names = sorted(cards)
+    stats = await asyncio.gather(*(stats_soon(gateway.connection, keys, name) for name in names))
+    stats_of = dict(zip(names, stats, strict=True))
+    models = {name: _model(cards[name], stats_of[name]) for name in names}
+    for record in await gateway.client.visible_adapters(request.state.identity.tenant):
         if record.model in cards:
-            models.setdefault(record.name, _adapter(record, cards[record.model]))
+            models.setdefault(record.name, _adapter(record, cards[record.model], stats_of[record.model]))
     return models
 
 
-def _model(card: ModelCard) -> Model:
+def _model(card: ModelCard, stats: QueueStats | None) -> Model:
     return Model(
         id=card.model,
         object="model",
@@ -125,10 +141,11 @@ def _model(card: ModelCard) -> Model:
         root=card.model,
         parent=None,
         **_limits(card),
+        **_readiness(stats),
     )
 
 
-def _adapter(record: AdapterRecord, card: ModelCard) -> Model:
+def _adapter(record: AdapterRecord, card: ModelCard, stats: QueueStats | None) -> Model:
     return Model(
         id=record.name,
         object="model",
@@ -138,7 +155,14 @@ def _adapter(record: AdapterRecord, card: ModelCard) -> Model:
         root=record.path,
         parent=record.model,
         **_limits(card),
+        **_readiness(stats),
     )
+
+
+def _readiness(stats: QueueStats | None) -> dict[str, Any]:
+    if stats is None:
+        return {"status": None, "estimated_ready_s": None}
+    return {"status": ModelStatus(stats.model_state), "estimated_ready_s": stats.ready_in_s}
 
 
 def _limits(card: ModelCard) -> dict[str, Any]:

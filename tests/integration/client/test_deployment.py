@@ -18,7 +18,7 @@ from penstock.producer import Client
 from penstock.producer.background.agenda import Agenda
 from penstock.producer.control.deployment import Deployment, Finding, count_due, read_deployment
 from penstock.producer.webhooks.event_store import DELIVER
-from penstock.shared.broker import Broker, Queue
+from penstock.shared.broker import Broker, Homes, Queue
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.deployment.presence import (
     ENTERED_AGAIN_EVERY,
@@ -33,6 +33,9 @@ from penstock.shared.keys import Keys
 from penstock.shared.messages.supervision import DrainCommand, EngineState, WorkerCommand
 from penstock.shared.process.command_line import EXIT_FAILED
 from penstock.shared.process.log import configure_logging
+from penstock.shared.swap.views import SleepLevel
+
+from ..conftest import LONG_MS
 
 
 @pytest.fixture
@@ -161,6 +164,8 @@ async def test_a_queue_without_engines_and_a_paused_one_are_reported(commands: C
     await Queue(commands, keys.model("m")).pause(put_back=False)
     found = await read_deployment(commands, keys)
     assert [one.code for one in beside_redis(found)] == ["no_engine", "paused"]
+    await Homes(commands, keys.model("m")).renew("gpu0", SleepLevel.DISK, 1.0, lease_ttl_ms=LONG_MS)
+    assert [one.code for one in beside_redis(await read_deployment(commands, keys))] == ["paused"]
     assert found.findings[0].message.startswith("no engine serves model m, and 1 request waits for it")
 
 

@@ -11,13 +11,15 @@ import redis
 from penstock.producer import LLM, Client, EngineDeadError, PoisonRequestError, SamplingParams
 from penstock.producer.requests import health
 from penstock.shared import errors
-from penstock.shared.broker import Broker
+from penstock.shared.broker import Broker, Homes
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause, EngineHeartbeat, ModelCard
 from penstock.shared.keys import Keys
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.supervision import EngineState
+from penstock.shared.swap.views import SleepLevel
 
+from ..conftest import LONG_MS
 from .harness import CAUSE, claim_one, write
 
 
@@ -68,6 +70,16 @@ async def test_health_error_names_the_state_of_each_engine(client, commands, nam
     assert not client.errored
     with pytest.raises(errors.UnknownModelError):
         await client.check_health("typo")
+
+
+async def test_a_model_that_a_device_may_wake_is_healthy_and_served(client, commands, broker: Broker) -> None:
+    homes = Homes(commands, broker.keys)
+    await homes.renew("gpu0", SleepLevel.DISK, 5.0, lease_ttl_ms=LONG_MS)
+    await client.check_health()
+    result = asyncio.ensure_future(client.generate("hi", SamplingParams(max_tokens=2), fail_fast=True))
+    await write(broker, await claim_one(broker), 0, 1, 2, end=FinishReason.STOP)
+    assert (await result).outputs[0].token_ids == [1, 2]
+    await homes.leave("gpu0")
 
 
 async def test_errored_follows_the_engines_while_it_is_read(
