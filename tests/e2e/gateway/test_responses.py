@@ -361,8 +361,8 @@ async def test_tools_that_run_elsewhere_are_named_in_a_header(ai: AsyncOpenAI) -
 
 NOTE: dict[str, Any] = {"type": "custom", "name": "note"}
 LINES = {
-    "lark": 'start: "*** Begin" LF line+ "*** \\"End\\""\nline: /[+-][a-f]{1,4}/ LF\n%import common.LF\n',
-    "regex": r'\*\*\* Begin\n([+-][a-f]{1,4}\n)+\*\*\* "End"',
+    "lark": 'start: "*** Begin" LF line~1..4 "*** \\"End\\""\nline: /[+-][a-f]{1,4}/ LF\n%import common.LF\n',
+    "regex": r'\*\*\* Begin\n([+-][a-f]{1,4}\n){1,4}\*\*\* "End"',
 }
 
 
