@@ -20,6 +20,14 @@ from ..openai.messages import ChatMessage, ContentPart, ImageURL
 # Claude Code puts a line with a counter into its system prompt, which would change the prefix with every request.
 _BILLING = "x-anthropic-billing-header:"
 
+# Types of blocks with a meaning.
+_KINDS = frozenset(
+    (
+        "document", "image", "search_result", "text", "thinking", "tool_addition", "tool_reference", "tool_removal",
+        "tool_result", "tool_use",
+    )
+)  # fmt: skip
+
 
 class Source(msgspec.Struct, kw_only=True):
     """Content of an image or document: base64 with its media type, a URL, text, or blocks."""
@@ -114,6 +122,14 @@ def chat_messages(system: str | Sequence[Block] | None, messages: Sequence[Input
             "form of the answer, or use output_config.format",
         )
     return chat
+
+
+def dropped_kinds(messages: Sequence[InputMessage]) -> list[str]:
+    """Return the types of blocks that have no meaning for the model, also within results of tools."""
+    blocks = [block for message in messages if isinstance(message.content, list) for block in message.content]
+    inner = [item for block in blocks if isinstance(block.content, list) for item in block.content]
+    kinds = [block.type for block in blocks] + [item.get("type") for item in inner if isinstance(item, dict)]
+    return [kind for kind in kinds if isinstance(kind, str) and kind not in _KINDS]
 
 
 def referenced_tools(messages: Sequence[InputMessage]) -> tuple[set[str], set[str]]:

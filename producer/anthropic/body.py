@@ -15,7 +15,7 @@ from ..openai.chat import ChatCompletionBody
 from ..openai.errors import OpenAIError, bad_field, error_of
 from ..openai.generation_body import GenerationBody
 from ..openai.thinking import Thinking
-from .blocks import Block, InputMessage, chat_messages, referenced_tools
+from .blocks import Block, InputMessage, chat_messages, dropped_kinds, referenced_tools
 
 # Kinds of tools that Anthropic runs. They are dropped, because programs cannot always leave them out.
 _SERVER_TOOLS = frozenset(
@@ -73,7 +73,8 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 class MessagesBody(GenerationBody, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The request: Anthropic's fields, and the fields of vLLM and Penstock that a chat completion has.
 
-    ``cache_control`` and ``metadata`` have no effect, because prefixes are always cached.
+    ``cache_control`` and ``metadata`` have no effect, because prefixes are always cached. ``output_format`` is the
+    former name of ``output_config.format``.
     """
 
     messages: list[InputMessage]
@@ -83,14 +84,16 @@ class MessagesBody(GenerationBody, kw_only=True, omit_defaults=True, forbid_unkn
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     cache_control: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def ignored(self) -> list[str]:
-        """Paths of tools that have no effect, each once."""
-        kinds = [_kind_of(tool) for tool in self.tools or () if _is_ignored(tool)]
-        return [f"tools.{kind}" for kind in dict.fromkeys(kinds)]
+        """Paths of tools and blocks that have no effect, each once."""
+        tools = [f"tools.{_kind_of(tool)}" for tool in self.tools or () if _is_ignored(tool)]
+        blocks = [f"messages.{kind}" for kind in dropped_kinds(self.messages)]
+        return [*dict.fromkeys(tools + blocks)]
 
     @property
     def shows_thinking(self) -> bool:
@@ -139,8 +142,7 @@ def chat_body(body: MessagesBody) -> tuple[ChatCompletionBody, FieldNames]:
     fields |= _tool_choice(body.tool_choice)
     if functions:
         fields["tools"] = functions
-    if body.output_config is not None:
-        fields |= _output(body.output_config)
+    fields |= _output(body.output_config or OutputConfig(), body.output_format)
     names = FieldNames(tuple(chat.fields), tuple(tool_indexes))
     try:
         chat_body = msgspec.convert(msgspec.to_builtins(fields) | {"messages": []}, ChatCompletionBody)
@@ -208,18 +210,19 @@ def _tool_choice(choice: ToolChoice | None) -> dict[str, Any]:
     return fields
 
 
-def _output(config: OutputConfig) -> dict[str, Any]:
+def _output(config: OutputConfig, former_format: OutputFormat | None) -> dict[str, Any]:
     fields: dict[str, Any] = {}
+    form = config.format or former_format
     if config.effort is not None:
         fields["reasoning_effort"] = config.effort
-    if config.format is not None:
-        if config.format.type != "json_schema" or config.format.schema is None:
+    if form is not None:
+        if form.type != "json_schema" or form.schema is None:
             raise bad_field(
                 "output_config.format",
-                f"output_config.format must have the type 'json_schema' and a schema, got {shown(config.format.type)}",
+                f"output_config.format must have the type 'json_schema' and a schema, got {shown(form.type)}",
             )
         fields["response_format"] = {
             "type": "json_schema",
-            "json_schema": {"name": "output", "schema": config.format.schema},
+            "json_schema": {"name": "output", "schema": form.schema},
         }
     return fields

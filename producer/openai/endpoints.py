@@ -50,6 +50,8 @@ NEUTRAL_IN_COMPLETIONS: Neutral = {
     "response_format": ({"type": "text"},),
     **_NEUTRAL_IN_VLLM,
 }
+# Without these fields the request would have another meaning: they shorten the conversation that is sent.
+NEUTRAL_IN_MESSAGES: Neutral = {"thread": (), "compaction": ()}
 NEUTRAL_IN_RESPONSES: Neutral = {
     "enable_response_messages": (False,),
     **_NEUTRAL_IN_VLLM,
@@ -129,7 +131,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     COMPLETIONS: _endpoint(CompletionBody, lambda body, _: prepare_completion(body), NEUTRAL_IN_COMPLETIONS),
     EMBEDDINGS: _endpoint(EmbeddingsBody, lambda body, _: prepare_embeddings(body), {}),
     RESPONSES: _endpoint(ResponseBody, prepare_row, NEUTRAL_IN_RESPONSES),
-    MESSAGES: _endpoint(MessagesBody, prepare_message, {}),
+    MESSAGES: _endpoint(MessagesBody, prepare_message, NEUTRAL_IN_MESSAGES),
 }
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from anthropic.types import message_create_params
+from anthropic.types.beta import message_create_params as beta_message_create_params
 
+from penstock.producer.anthropic.body import MessagesBody
 from penstock.producer.anthropic.errors import MESSAGES, error_body
 from penstock.producer.anthropic.prepared import PreparedMessage
 from penstock.producer.openai.endpoints import decode
@@ -52,6 +55,59 @@ def chat_of(*messages: Any, **fields: Any) -> list[Any]:
     """Return the chat messages of a conversation."""
     prompt: Any = prepared_message(*messages, **fields).prompts[0]
     return list(prompt)
+
+
+# Fields of the reference without a meaning here. Each is named in the response.
+IGNORED = {
+    "billing_policy": {"type": "x"},
+    "container": "c1",
+    "context_management": {"edits": []},
+    "diagnostics": {},
+    "fallback_credit_token": "t",
+    "fallbacks": "default",
+    "inference_geo": "eu",
+    "mcp_servers": [{"name": "m", "type": "url", "url": "https://example.org"}],
+    "speed": "fast",
+}
+REFUSED = {"thread": {"type": "create"}, "compaction": {"type": "summarize"}}
+# Headers, which the package lists among the fields.
+HEADERS = {"betas", "user_profile_id", "workspace_id"}
+
+
+@pytest.mark.parametrize("reference", [message_create_params, beta_message_create_params])
+def test_every_field_of_the_reference_is_accepted_named_or_refused(reference: Any) -> None:
+    fields = set(get_type_hints(reference.MessageCreateParamsNonStreaming)) - HEADERS
+    assert {"messages", "thinking"} < fields
+    assert fields - set(MessagesBody.__struct_fields__) <= IGNORED.keys() | REFUSED.keys()
+    assert not (IGNORED.keys() | REFUSED.keys()) & set(MessagesBody.__struct_fields__)
+
+
+def test_fields_without_a_meaning_are_named_or_refused() -> None:
+    body = {"model": "m", "max_tokens": 5, "messages": [user("hi")]}
+    assert set(decode(MESSAGES, body | IGNORED).ignored) == IGNORED.keys()
+    for name, value in REFUSED.items():
+        with pytest.raises(OpenAIError, match=f"{name} is not supported; leave it out") as caught:
+            decode(MESSAGES, body | {name: value})
+        assert (caught.value.status, caught.value.param) == (400, name)
+        assert decode(MESSAGES, body | {name: None}).ignored == ()
+    served: dict[str, Any] = {"service_tier": "auto", "metadata": {"user_id": "u"}, "cache_control": {"type": "x"}}
+    assert decode(MESSAGES, body | served).ignored == ()
+
+
+def test_blocks_without_a_meaning_are_named() -> None:
+    dropped = [{"type": "redacted_thinking", "data": "x"}, {"type": "compaction", "content": None}]
+    inner = result([text("9"), {"type": "container_upload", "file_id": "f"}])
+    messages = [user("hi"), assistant(*dropped, CALL), user(inner, {"type": "made_up"})]
+    decoded = decode(MESSAGES, {"model": "m", "max_tokens": 5, "messages": messages})
+    kinds = ["redacted_thinking", "compaction", "made_up", "container_upload"]
+    assert decoded.ignored == tuple(f"messages.{kind}" for kind in kinds)
+
+
+def test_the_former_place_of_the_format_of_the_output() -> None:
+    form = {"type": "json_schema", "schema": CITY}
+    former = prepared_message(output_format=form, output_config={"effort": "low"})
+    assert former.params == prepared_message(output_config={"format": form, "effort": "low"}).params
+    assert former.params.structured_outputs is not None
 
 
 CALL = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Bonn"}, "caller": {"type": "direct"}}
