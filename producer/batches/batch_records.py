@@ -143,6 +143,7 @@ class BatchSpec(msgspec.Struct, kw_only=True, frozen=True):
         is_private: the creator runs it, possibly from a folder that no other host has. No other process runs it before
             it expires.
         trace_headers: trace of the creator, which the batch's requests continue.
+        num_rows: rows of the input, 0 if they are not counted yet.
 
     Old records must always decode; see ``FileRecord``.
     """
@@ -160,6 +161,7 @@ class BatchSpec(msgspec.Struct, kw_only=True, frozen=True):
     webhook_url: str | None = None
     is_private: bool = False
     trace_headers: dict[str, str] | None = None
+    num_rows: int = 0
 
 
 class Batch(msgspec.Struct, kw_only=True, frozen=True):
@@ -190,11 +192,15 @@ class Batch(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
-    """Record of a batch in Redis. ``event_is_due``: its end was not reported yet."""
+    """Record of a batch in Redis.
+
+    ``event_is_due``: its end was not reported yet. ``num_unfinished``: failed rows that had not ended with the batch.
+    """
 
     spec: BatchSpec
     batch: Batch
     event_is_due: bool
+    num_unfinished: int = 0
 
 
 _TIMES = tuple(f"{status}_at" for status in BatchStatus if status is not BatchStatus.VALIDATING)
@@ -229,7 +235,7 @@ def read_batch(fields: dict[str, bytes]) -> BatchRecord:
         request_counts=RequestCounts(total=number("total"), completed=number("completed"), failed=number("failed")),
         **times,
     )
-    return BatchRecord(spec, batch, "event" in fields)
+    return BatchRecord(spec, batch, "event" in fields, number("unfinished"))
 
 
 def check_metadata(metadata: dict[str, str] | None) -> dict[str, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ...shared.connection import RETRY_FOR_S, CommandConnection
-from ...shared.errors import BatchEndedError, BatchHeldError, UnknownBatchError, ValidationError
+from ...shared.errors import BatchEndedError, BatchHeldError, UnknownBatchError, UnknownFileError, ValidationError
 from ...shared.keys import Keys
 from ...shared.values.names import DEFAULT_NAMESPACE, check_name
 from ...shared.values.shown import shown
@@ -111,6 +112,7 @@ class BatchStore:
         batch_id: str | None = None,
         is_private: bool = False,
         trace_headers: dict[str, str] | None = None,
+        num_rows: int = 0,
     ) -> Batch:
         """Create a batch from an uploaded file. A jobs process runs it, and checks its lines then.
 
@@ -121,6 +123,7 @@ class BatchStore:
             batch_id: idempotency key; an existing batch with this id is returned unchanged.
             is_private: the caller runs it with ``run_batch``, and no jobs process runs it before it expires.
             trace_headers: trace of all its requests, as for ``Client.submit``.
+            num_rows: rows of the file, if they were counted.
 
         Raises:
             ValidationError: an argument is invalid.
@@ -150,6 +153,7 @@ class BatchStore:
             webhook_url=webhook_url,
             is_private=is_private,
             trace_headers=trace_headers_of({"trace_headers": trace_headers}),
+            num_rows=num_rows,
         )
         keys = [self._keys.batch(spec.id), self._keys.batches(tenant), self._keys.open]
         args = [spec.id, msgspec.json.encode(spec), int(now * 1000)]
@@ -162,10 +166,17 @@ class BatchStore:
         Raises:
             UnknownBatchError: the tenant has no batch with this id.
         """
+        return (await self.own_record(batch_id, tenant=tenant)).batch
+
+    async def own_record(self, batch_id: str, *, tenant: str = "default") -> BatchRecord:
+        """Return the record of a batch of the tenant.
+
+        Raises: as ``get``.
+        """
         record = await self.record(batch_id)
         if record.spec.tenant != tenant:
             raise _unknown(batch_id)
-        return record.batch
+        return record
 
     async def record(self, batch_id: str) -> BatchRecord:
         """Return the record of a batch of any tenant, for a runner.
@@ -179,9 +190,15 @@ class BatchStore:
         return record
 
     async def list(
-        self, *, tenant: str = "default", after: str | None = None, limit: int = DEFAULT_LIMIT
+        self,
+        *,
+        tenant: str = "default",
+        after: str | None = None,
+        limit: int = DEFAULT_LIMIT,
+        order: str = "desc",
+        endpoint: str | None = None,
     ) -> Page[Batch]:
-        """Return a page of the tenant's batches, newest first.
+        """Return a page of the tenant's batches, or of those with this ``endpoint``, by default the newest first.
 
         Raises:
             ValidationError: an argument is invalid, or ``after`` is not a batch of the tenant.
@@ -192,7 +209,15 @@ class BatchStore:
 
         key = self._keys.batches(tenant)
         return await read_page(
-            self._connection, key, read, lambda batch: batch.id, after=after, limit=limit, max_limit=MAX_LIMIT
+            self._connection,
+            key,
+            read,
+            lambda batch: batch.id,
+            after=after,
+            limit=limit,
+            max_limit=MAX_LIMIT,
+            order=order,
+            matches=lambda batch: endpoint is None or batch.endpoint == endpoint,
         )
 
     async def cancel(self, batch_id: str, *, tenant: str = "default") -> Batch:
@@ -210,6 +235,15 @@ class BatchStore:
         if BatchStatus(status.decode()).is_end:
             raise BatchEndedError(f"batch {shown(batch_id)} has ended ({status.decode()}) and cannot be cancelled")
         return await self.get(batch_id, tenant=tenant)
+
+    async def delete(self, record: BatchRecord) -> None:
+        """Delete an ended batch and its files."""
+        batch, tenant = record.batch, record.spec.tenant
+        for file_id in filter(None, (batch.input_file_id, batch.output_file_id, batch.error_file_id)):
+            with contextlib.suppress(UnknownFileError):  # it has expired, or was deleted
+                await self.files.delete(file_id, tenant=tenant)
+        await self._connection.execute("ZREM", self._keys.batches(tenant), batch.id)
+        await self._connection.execute("DEL", self._keys.batch(batch.id))
 
     async def claim(self, batch_id: str) -> Lease:
         """Claim the lease of an open batch, to be entered with ``async with``.

@@ -246,7 +246,7 @@ class _Run:
         )
         now = await files.time_s()
         records = output.records(spec, names, now)
-        fields: Fields = dict(output.fields)
+        fields: Fields = {**output.fields, "unfinished": output.num_unfinished}
         fields |= {f"{kind}_file_id": record.file.id for kind, record in records.items()}
         ended = BatchStatus.EXPIRED if output.num_unfinished else BatchStatus.COMPLETED
         if is_cancelled:

@@ -34,7 +34,7 @@ from .metrics import Family, Metrics
 from .middleware import GatewayMiddleware
 from .operations import Operation, build_openapi
 from .reservations import IdempotencyKeys
-from .routes import adapters, batches, files, generate, messages, models, pooling, state, tokens
+from .routes import adapters, batches, files, generate, message_batches, messages, models, pooling, state, tokens
 from .routes import responses as responses_routes
 from .settings import GatewaySettings
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 OPERATIONS: tuple[Operation, ...] = (
     *generate.OPERATIONS,
     *messages.OPERATIONS,
+    *message_batches.OPERATIONS,
     *pooling.OPERATIONS,
     *responses_routes.OPERATIONS,
     *models.OPERATIONS,

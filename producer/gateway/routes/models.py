@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -16,6 +15,7 @@ from ....shared.lora.registry import AdapterRecord
 from ....shared.params.kinds import GENERATE
 from ....shared.queue.stats import ModelState, QueueStats
 from ....shared.values.shown import shown
+from ...anthropic.batches import rfc3339
 from ...control.deployment import stats_soon
 from ...openai.errors import OpenAIError
 from ..http import gateway_of, json_response
@@ -111,7 +111,7 @@ def _in_anthropic_form(model: Model) -> AnthropicModel:
     return AnthropicModel(
         id=model.id,
         display_name=model.id,
-        created_at=datetime.datetime.fromtimestamp(model.created, datetime.UTC).isoformat().replace("+00:00", "Z"),
+        created_at=rfc3339(model.created),
         max_input_tokens=max_tokens,
         max_tokens=max_tokens,
     )

@@ -243,7 +243,7 @@ async def test_errors_are_the_sdks_exception_classes(claude: AsyncAnthropic, htt
     for body, headers in ((b"[", {}), (b"{}", {}), (json.dumps(WITH_CALL).encode(), {"Last-Event-ID": "msg_1:x"})):
         refused = await http.post("/v1/messages", content=body, headers=headers)
         assert (refused.status_code, refused.json()["type"]) == (400, "error")
-    unknown = await http.get("/v1/messages/batches")
+    unknown = await http.get("/v1/messages/nothing")
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
 
 

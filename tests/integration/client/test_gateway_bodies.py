@@ -29,10 +29,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "TokenizeBody": {"prompt": "hi"},
     "DetokenizeBody": {"tokens": [1]},
     "BatchBody": {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"},
+    "MessageBatchBody": {
+        "requests": [{"custom_id": "a", "params": {"model": "none", "messages": MESSAGES, "max_tokens": 5}}]
+    },
     "LoadBody": {"lora_name": "pets", "lora_path": "/nowhere"},
     "UnloadBody": {"lora_name": "pets"},
 }
-WITHOUT_MODEL = {"BatchBody", "LoadBody", "UnloadBody"}
+WITHOUT_MODEL = {"BatchBody", "MessageBatchBody", "LoadBody", "UnloadBody"}
 
 
 def bodies() -> list[tuple[str, str]]:
