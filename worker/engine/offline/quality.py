@@ -22,14 +22,16 @@ from ....shared.process.command_line import Parser, UsageError, format_table, ru
 from ....shared.values.distribution import install_command
 from ...config.engine_config import EngineConfig
 from ...models.checkpoint.folder import resolve_model_folder
+from ...models.checks.kl_limits import QUALITY_TEXT
 
 if TYPE_CHECKING:
+    from ...models.checks.divergence import Scores
     from ..composition import Engine
-    from .scoring import QualityMeter, Scores
+    from .scoring import QualityMeter
 
 T = TypeVar("T")
 
-DEFAULT_TEXT = Path(__file__).with_name("quality.txt")
+DEFAULT_TEXT = QUALITY_TEXT
 # With fewer tokens the mean varies by as much as the formats differ.
 MIN_TOKENS = 256
 DEFAULT_WINDOW, _MAX_WINDOW = 512, 1 << 16

@@ -127,8 +127,8 @@ class _ByExamples:
         return packed(inputs)
 
 
-def run_prompts(forward: Forward, prompts: Sequence[Sequence[int]], logits_of: slice = slice(None)) -> None:
-    """Allocate caches for all prompts, and compute them in one step.
+def run_prompts(forward: Forward, prompts: Sequence[Sequence[int]], logits_of: slice = slice(None)) -> Tensor:
+    """Allocate caches for all prompts, compute them in one step, and return its logits ``[N, V]``.
 
     Args:
         logits_of: tokens of the step whose logits are computed.
@@ -140,7 +140,7 @@ def run_prompts(forward: Forward, prompts: Sequence[Sequence[int]], logits_of: s
     tables = torch.arange(num * blocks_each, device=device).view(num, blocks_each)
     positions = torch.cat([torch.arange(size, device=device) for size in lens])
     rows = torch.arange(num, device=device).repeat_interleave(torch.tensor(lens, device=device))
-    forward.run(
+    return forward.run(
         ModelInput(
             token_ids=torch.tensor([token_id for prompt in prompts for token_id in prompt], device=device),
             positions=positions,

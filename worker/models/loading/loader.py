@@ -40,6 +40,7 @@ from .preparing import describe_preparation, pack, prepare, prepared_tolerance
 from .rank_checks import explaining_ranks
 from .reading import ReadModel, read_model, read_module
 from .stored import store_model
+from .text_check import check_prompt
 
 log = structlog.get_logger(__name__)
 
@@ -247,6 +248,7 @@ def _choose_forward(
             max_model_len=longest,
             prompts=calibration_prompts(folder, config, vocab_size, longest),
             report=report,
+            text=check_prompt(folder, config, vocab_size, longest) if read else None,
         ),
         prepared_tolerance(config),
         describe_preparation(config),

@@ -27,6 +27,7 @@ from ..lean.native import make_native
 from ..placing.packed_linear import pack_linear_layers
 from ..placing.quantized_linear import quantize_linear_layers
 from .calibration import do_not_report, pack_by_examples, run_prompts, varied_prompt
+from .text_check import TextCheck
 
 log = structlog.get_logger(__name__)
 
@@ -85,23 +86,33 @@ def prepare(
     max_model_len: int,
     prompts: Sequence[Sequence[int]] = (),
     report: Callable[[], None] = do_not_report,
+    text: list[int] | None = None,
 ) -> Forward:
     """Return a forward with the same computation in its fastest form for ``device``.
 
     Args:
         prompts: of ``calibration_prompts``.
         report: called after each layer that is packed by the prompts.
+        text: of ``check_prompt``; None or empty for no check.
+
+    Raises:
+        ModelLoadError: the model predicts another text in the formats of ``config``.
     """
+    check = TextCheck(forward, text) if text else None
     if config.eight_bit_cache is not None:
         use_eight_bit_cache(forward, config.eight_bit_cache, vocab_size, max_model_len)
     if prompts and config.quantization is not None:
         pack_by_examples(forward, prompts, config.quantization, report)
     pack(forward.network, config, device)
-    if device.type == "cuda":
-        return forward if config.enforce_eager else make_captured(forward, config.token_budget)
     # The compiled decoder has its own attention, with caches in the dtype of the weights or in int8.
     is_native = config.attention_backend in ("auto", "native") and config.eight_bit_cache in (None, "int8")
-    return make_native(forward, config.block_size) if is_native else forward
+    if device.type == "cpu" and is_native:
+        forward = make_native(forward, config.block_size)
+    if check is not None:
+        check.compare(forward, config, vocab_size)
+    return (
+        make_captured(forward, config.token_budget) if device.type == "cuda" and not config.enforce_eager else forward
+    )
 
 
 def prepared_tolerance(config: EngineConfig) -> float | None:

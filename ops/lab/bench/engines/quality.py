@@ -17,20 +17,11 @@ import msgspec
 from .....shared.deployment import pretrained
 from .....shared.deployment.pretrained import sha256_of
 from .....shared.errors import ConfigurationError
+from .....worker.models.checks.kl_limits import KL_LIMITS, QUALITY_TEXT
 from .sides import LLAMA_Q4, LLAMA_Q4_K, LLAMA_Q8
 
 # A folder with the files of real models, instead of installed packages.
 FOLDER_VARIABLE = "PENSTOCK_REAL_MODELS"
-# Largest KL divergence from float32 in nats, of SmolLM2 by weights and KV cache. Lower them when a format gets better,
-# and never raise them. They are a fifth above the measured values, for processors with other instructions.
-KL_LIMITS = {
-    ("bfloat16", "bfloat16"): 0.0015,
-    ("int8", "bfloat16"): 0.007,
-    ("int4-mixed", "bfloat16"): 0.049,
-    ("int4", "bfloat16"): 0.09,
-    ("bfloat16", "int8"): 0.0018,
-    ("bfloat16", "fp8_e4m3"): 0.010,
-}
 # Of the text that comes with Penstock: a third of it tells formats apart.
 NUM_CHARACTERS = 5_000
 # Random models have a token for each byte.
@@ -119,12 +110,9 @@ def measure_divergence(model: Path, quantization: str, scratch: Path) -> Diverge
     real = SMOLLM2.find()
     if real is not None:
         SMOLLM2.check(real)
-    source = importlib.util.find_spec("penstock.worker.engine.offline")
-    assert source is not None
-    assert source.origin is not None
     num_characters = _NUM_CHARACTERS_RANDOM if real is None else NUM_CHARACTERS
     text = scratch / "quality.txt"
-    text.write_text(Path(source.origin).with_name("quality.txt").read_text(encoding="utf-8")[:num_characters])
+    text.write_text(QUALITY_TEXT.read_text(encoding="utf-8")[:num_characters])
     command = [sys.executable, "-m", "penstock.worker.engine.offline.quality", str(real or model), "--json"]
     command += ["--reference", "float32", "--quantization", quantization, "--text", str(text)]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
