@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Unpack
 
-from ...shared.errors import PenstockError, ValidationError
+from ...shared.errors import ValidationError
 from ...shared.messages.deltas import Delta
 from ...shared.params.kinds import RequestOutputKind
 from ...shared.params.pooling import PoolingParams
@@ -36,7 +36,7 @@ class SteppedRequests:
         self._following: dict[str, asyncio.Task[None]] = {}
         # Model of each followed request, so that ``abort`` needs no model for it.
         self._models: dict[str, str] = {}
-        self._outputs: deque[tuple[str, StepOutput | PenstockError]] = deque()
+        self._outputs: deque[tuple[str, StepOutput | Exception]] = deque()
         self._has_changed = asyncio.Event()
 
     @property
@@ -68,7 +68,7 @@ class SteppedRequests:
         """Wait for outputs and return those since the last step; an empty list if no request is unfinished.
 
         Raises:
-            PenstockError: the error by which a request ended; later outputs are returned by the next step.
+            Exception: the error by which a request ended; later outputs are returned by the next step.
         """
         while not self._outputs and self._following:
             self._has_changed.clear()
@@ -80,7 +80,7 @@ class SteppedRequests:
         outputs: list[StepOutput] = []
         while self._outputs:
             request_id, output = self._outputs[0]
-            if isinstance(output, PenstockError):
+            if isinstance(output, Exception):
                 if outputs:
                     break
                 self._outputs.popleft()
@@ -120,7 +120,8 @@ class SteppedRequests:
             async with aclosing(outputs):
                 async for output in outputs:
                     self._add_output(request_id, output)
-        except PenstockError as error:
+        except Exception as error:
+            # Also an error of Redis, such as a right that its user lacks: the caller waits for the end of the request.
             self._add_output(request_id, error)
         finally:
             # Another request of this id may have been added since this one was aborted.
@@ -129,7 +130,7 @@ class SteppedRequests:
                 self._models.pop(request_id, None)
             self._has_changed.set()
 
-    def _add_output(self, request_id: str, output: StepOutput | PenstockError) -> None:
+    def _add_output(self, request_id: str, output: StepOutput | Exception) -> None:
         self._outputs.append((request_id, output))
         self._has_changed.set()
 

@@ -6,6 +6,8 @@ import itertools
 
 import msgspec
 import pytest
+import redis
+from redis.exceptions import NoPermissionError
 
 from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, PoolingParams, RequestOutput, RequestOutputKind, SamplingParams
@@ -88,3 +90,20 @@ def test_failures_are_raised_by_step_and_refusals_by_the_call(deployment: LocalS
         assert caught.value.__notes__ == ["request hand-too-long"]
         llm.add_request("hand-after", "spell 7:", GREEDY)
         assert "".join(one.text for one in driven(llm)) == " seven."
+
+
+def test_a_refusal_of_redis_is_raised_by_step(deployment: LocalStack) -> None:
+    """Requests that are attached to read their logs, which this user may not."""
+    with redis.Redis(unix_socket_path=deployment.url.removeprefix("unix://")) as server:
+        server.execute_command("ACL", "SETUSER", "hand", "on", ">pw", "~*", "&*", "+@all")
+        with LLM(deployment.url, model="demo") as llm:
+            llm.add_request("hand-refused", "spell 7:", GREEDY)
+            driven(llm)
+        with LLM(deployment.url.replace("unix://", "unix://hand:pw@"), model="demo") as llm:
+            server.execute_command("ACL", "SETUSER", "hand", "-lrange")
+            llm.add_request("hand-refused", "spell 7:", GREEDY)
+            with pytest.raises(NoPermissionError, match="lrange") as caught:
+                driven(llm)
+            assert caught.value.__notes__ == ["request hand-refused"]
+            assert not llm.has_unfinished_requests()
+        server.execute_command("ACL", "DELUSER", "hand")
