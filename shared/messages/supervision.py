@@ -6,7 +6,8 @@ import enum
 
 import msgspec
 
-from ..control.calls import ControlCommand
+from ..control.calls import CallError, ControlCommand
+from ..control.engine import Sleep, SleepState, WakeUp
 from . import WIRE_VERSION
 
 
@@ -51,6 +52,24 @@ class EngineState(enum.StrEnum):
     FAILED = "failed"
 
 
+class SleepOrder(msgspec.Struct, kw_only=True):
+    """A line of JSON that a supervisor writes to a worker process's standard input, after the configuration.
+
+    It works while Redis is away, and takes its turn among the calls that arrive through Redis.
+    """
+
+    order_id: int
+    call: Sleep | WakeUp
+
+
+class SleepOrderDone(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The outcome of a ``SleepOrder``: the state of the engine, or the error of a call that failed."""
+
+    order_id: int
+    state: SleepState | None = None
+    error: CallError | None = None
+
+
 class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A line of JSON that a worker process writes to its standard output: at every change of state, and once a second
     while it is alive, so that a missing line is a sign.
@@ -60,7 +79,7 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     ``heartbeat`` is an ``EngineHeartbeat``, not in every line, for the supervisor while Redis is unavailable.
     ``weights_folder`` is that of weights which were put in place of the configured ones, for the next life to begin
     with, and ``weights_version`` what they are called; empty while there are none. ``sleep_level`` is that at
-    which the next process sleeps if this one dies; 0 for an engine that is awake.
+    which the next process sleeps if this one dies; 0 for an engine that is awake. ``done`` is the outcome of an order.
     """
 
     version: int = WIRE_VERSION
@@ -75,3 +94,4 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     weights_folder: str = ""
     weights_version: str = ""
     sleep_level: int = 0
+    done: SleepOrderDone | None = None

@@ -14,12 +14,23 @@ import pytest
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, EngineCallError
+from penstock.shared.control.engine import Sleep, SleepState, WakeUp
 from penstock.shared.deployment.records import EngineHeartbeat
+from penstock.shared.errors import EngineDeadError
 from penstock.shared.messages.supervision import EngineState
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
+from penstock.worker.supervisor.engine_process import EngineProcess
+from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
 from ..gate import Gate
 from .conftest import Start
-from .watching import PARAMS, PROMPT, Watched, beating, engines, finish, start_streams, undisturbed
+from .watching import PARAMS, PROMPT, Watched, beating, engines, finish, start_streams, undisturbed, until
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_calls() -> None:
+    """Overrides the project's: a supervisor writes to its processes' pipes in its loop, as one here does."""
 
 
 async def until_beat(stack: LocalStack, condition: Callable[[EngineHeartbeat], bool]) -> EngineHeartbeat:
@@ -134,3 +145,37 @@ async def test_an_engine_whose_model_is_gone_sleeps_on_and_says_so(start: Start,
             await asyncio.gather(*(one.task for one in watched))
         for one, expected in zip(watched, whole, strict=True):
             one.check(expected)
+
+
+async def test_a_supervisor_has_its_engine_sleep_and_wake_while_redis_is_away(start: Start) -> None:
+    """By standard input and status lines; it takes its turn among the calls of operators."""
+    stack = await start(0)
+    engine = EngineConfig(model=str(MODEL), served_model_name="demo", device="cpu", num_threads=1)
+    fork_server = os.environ.get(FORK_SERVER_VARIABLE, "")
+    config = WorkerConfig(
+        worker_id="h", engine_id="h-0", redis_url=stack.url, engine=engine, fork_server=fork_server, starts_asleep=2
+    )
+    process = EngineProcess(config, lambda _: None)
+    await process.start()
+    try:
+        async with Client.connect(stack.url, model="demo") as client:
+            await until(lambda: process.state is EngineState.SLEEPING)
+            assert await process.order(WakeUp()) == SleepState()
+            expected = (await client.generate(PROMPT, PARAMS[0])).outputs[0]
+            calls = [client.sleep(1), process.order(WakeUp()), client.sleep(2), process.order(Sleep(level=2))]
+            await asyncio.gather(*calls)
+            assert (await process.order(Sleep(level=2))).level == process.sleep_level == 2
+            await asyncio.to_thread(stack.kill_redis)
+            assert await process.order(WakeUp()) == SleepState()
+            assert process.sleep_level == 0
+            await asyncio.to_thread(stack.restart_redis)
+            watched = Watched(client.stream(PROMPT, PARAMS[0]))
+            async with asyncio.timeout(150):
+                await watched.task
+            watched.check(expected)
+            process.kill()
+            with pytest.raises(EngineDeadError):
+                await process.order(Sleep())
+    finally:
+        process.kill()
+        await process.ended.wait()

@@ -1,6 +1,7 @@
 """The worker process: reads its configuration, builds its parts, reports its state, stops in order.
 
-Standard input: one line of JSON (``WorkerConfig``). Its end means that the supervisor has exited.
+Standard input: a line of JSON (``WorkerConfig``), then lines of ``SleepOrder``. Its end means that the supervisor has
+exited.
 Standard output: a ``WorkerStatus`` line per change of state and per second, so that a missing line shows a fault.
 SIGTERM drains; a second one releases all requests immediately.
 """
@@ -14,6 +15,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -23,7 +25,7 @@ from ...shared.deployment.records import DeathCause
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.messages.core import EngineCoreOutputs, Ready
-from ...shared.messages.supervision import EngineState
+from ...shared.messages.supervision import EngineState, SleepOrder, SleepOrderDone
 from ...shared.process.log import configure_logging
 from ...shared.shards import make_connections
 from ...shared.tracing.endpoint import is_enabled
@@ -52,12 +54,14 @@ class StopSignals:
         stop: drain, then exit.
         at_once: release running requests instead of finishing them.
         is_orphaned: the supervisor has exited.
+        on_order: called with each order of the supervisor.
     """
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.at_once = asyncio.Event()
         self.is_orphaned = asyncio.Event()
+        self.on_order: Callable[[SleepOrder], None] = lambda _: None
         # False before it serves and after a failure, when it has no requests to release.
         self.is_serving = False
 
@@ -74,7 +78,9 @@ class StopSignals:
         self.stop.set()
 
     async def _watch_lifeline(self, lifeline: asyncio.StreamReader) -> None:
-        await lifeline.read()
+        # A supervisor that is killed may leave a part of a line.
+        while (line := await lifeline.readline()).endswith(b"\n"):
+            self.on_order(msgspec.json.decode(line, type=SleepOrder))
         if self.is_serving:
             log.warning("supervisor_gone")
         self.is_orphaned.set()
@@ -111,6 +117,7 @@ class WorkerProcess:
 
     async def run(self, signals: StopSignals) -> int:
         """Return the exit status: 0 after a drain, 1 if the start failed, 3 if the core died, 4 if it hung loading."""
+        signals.on_order = lambda order: self._service.receive_order(order, self._report_done)
         reporting = asyncio.create_task(self._status.run())
         beating: asyncio.Task[None] | None = None
         try:
@@ -281,6 +288,9 @@ class WorkerProcess:
                     await self._heartbeat.leave()
         await self._subscriber.close()
         await self._commands.close()
+
+    def _report_done(self, done: SleepOrderDone) -> None:
+        self._status.report(self._status.state, done=done)
 
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
         self._service.on_outputs(outputs)

@@ -23,7 +23,7 @@ from ...shared.control.model import ReloadWeights
 from ...shared.deployment.records import DeathCause
 from ...shared.keys import Keys
 from ...shared.messages.core import EngineCoreOutputs, Ready
-from ...shared.messages.supervision import CancelCommand, EngineState
+from ...shared.messages.supervision import CancelCommand, EngineState, SleepOrder, SleepOrderDone
 from ...shared.partitions import Layouts
 from ...shared.tracing.endpoint import is_enabled
 from ..config.worker_config import WorkerConfig
@@ -90,7 +90,7 @@ class WorkerService:
         self._adapters = LoadedAdapters(config, commands, self._parts, core, heartbeat)
         self._background: list[asyncio.Task[None]] = []
         calls = EngineCalls(commands, self._keys.model(self._model))
-        self._control = ControlCalls(config.engine_id, calls, core)
+        self._control = ControlCalls(config.engine_id, calls, core, heartbeat.beat)
         self._upkeep = PartitionUpkeep(
             self._engine_id,
             self._parts,
@@ -117,6 +117,10 @@ class WorkerService:
 
     def _history_of(self, partition: int) -> RequestHistory:
         return RequestHistory(self._commands, self._keys.model(self._model, partition))
+
+    def receive_order(self, order: SleepOrder, report: Callable[[SleepOrderDone], None]) -> None:
+        """See ``ControlCalls.receive_order``."""
+        self._control.receive_order(order, report)
 
     async def take_lease(self) -> None:
         """Acquire the engine's lease; ``serve`` and ``is_woken`` renew it."""

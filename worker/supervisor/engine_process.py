@@ -10,6 +10,7 @@ without a processor.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -22,8 +23,9 @@ from typing import IO, Protocol
 import msgspec
 import structlog
 
-from ...shared.errors import RedisUnavailableError
-from ...shared.messages.supervision import EngineState, WorkerStatus
+from ...shared.control.engine import Sleep, SleepState, WakeUp
+from ...shared.errors import EngineDeadError, RedisUnavailableError, from_wire
+from ...shared.messages.supervision import EngineState, SleepOrder, SleepOrderDone, WorkerStatus
 from ..config.worker_config import STATUS_INTERVAL_S, WorkerConfig
 from ..processes.forking import FORK_VERSION, ForkedProcess, ForkWorker, NotForkedError, fork_process, workers_address
 from ..processes.host import waited_for_processor_s
@@ -45,6 +47,8 @@ COMMAND = (sys.executable, "-m", "penstock.worker.serving")
 FORK_TIMEOUT_S = 30.0
 MAX_INTERVAL_S = 0.25
 MAX_OVERSLEEP_S = 1.0
+
+_order_ids = itertools.count(1)
 # Covers the start of the interpreter and its imports, which are slow on a host that starts many engines.
 FIRST_REPORT_TIMEOUT_S = 60.0
 
@@ -83,6 +87,7 @@ class EngineProcess:
         self._is_killed = False
         self._process: WorkerProcess | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._orders: dict[int, asyncio.Future[SleepState]] = {}
 
     @property
     def alive(self) -> bool:
@@ -103,6 +108,25 @@ class EngineProcess:
             process.stdin.flush()
         reading = asyncio.create_task(self._read_statuses(process.stdout))
         self._tasks = [reading, asyncio.create_task(self._watch_exit(process, reading))]
+
+    async def order(self, call: Sleep | WakeUp) -> SleepState:
+        """Have the engine sleep or wake up, also while Redis is away; return the state that it reports.
+
+        Raises:
+            EngineDeadError: the process has ended.
+            PenstockError: the call failed.
+        """
+        if self._process is None or not self.alive:
+            raise EngineDeadError("the worker process has ended")
+        order_id = next(_order_ids)
+        done = self._orders[order_id] = asyncio.get_running_loop().create_future()
+        with suppress(BrokenPipeError):  # its end is reported below
+            self._process.stdin.write(msgspec.json.encode(SleepOrder(order_id=order_id, call=call)) + b"\n")
+            self._process.stdin.flush()
+        try:
+            return await done
+        finally:
+            del self._orders[order_id]
 
     def drain(self) -> None:
         """Ask it to finish its running requests, for as long as its configuration allows, and to leave."""
@@ -178,6 +202,9 @@ class EngineProcess:
         reading.cancel()
         self.exit_code = status
         self.ended.set()
+        for done in self._orders.values():
+            if not done.done():
+                done.set_exception(EngineDeadError(self.death().reason))
         self._on_change(self)
 
     async def _read_statuses(self, pipe: IO[bytes]) -> None:
@@ -212,7 +239,18 @@ class EngineProcess:
             self.weights = (status.weights_folder, status.weights_version)
         if status.state == EngineState.FAILED:
             self.failure = status
+        if status.done is not None:
+            self._end_order(status.done)
         self._on_change(self)
+
+    def _end_order(self, outcome: SleepOrderDone) -> None:
+        done = self._orders.get(outcome.order_id)
+        if done is None or done.done():
+            return  # its caller has left
+        if outcome.error is not None:
+            done.set_exception(from_wire(outcome.error.code, outcome.error.message, retryable=False))
+        elif outcome.state is not None:
+            done.set_result(outcome.state)
 
     def _waited_s(self) -> float:
         return waited_for_processor_s(self._process.pid) if self._process is not None and self.alive else 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ import structlog
 
 from ....shared.broker import EngineCalls
 from ....shared.control.calls import CallError, ControlCommand, ControlReply, Utility, UtilityAnswer
-from ....shared.control.engine import CollectiveRpc, IsSleeping
+from ....shared.control.engine import CollectiveRpc, IsSleeping, Sleep, SleepState, WakeUp
 from ....shared.control.model import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 from ....shared.errors import EngineCallError, EngineDeadError, EngineTimeoutError, PenstockError, ValidationError
-from ....shared.messages.supervision import CancelCommand, EngineCommand
+from ....shared.messages.supervision import CancelCommand, EngineCommand, SleepOrder, SleepOrderDone
 from ....shared.values.shown import shown
 from ...text.thread import LONG_TEXT_CHARS, TextThread
 from ...text.tokenizer import TOKENIZER_FILE, TextCodec
@@ -48,12 +48,16 @@ class ControlCalls:
 
     Args:
         core: executes the calls that this process does not.
+        beat: writes the heartbeat. Called before the reply to a call that changes the state of the engine.
     """
 
-    def __init__(self, engine_id: str, calls: EngineCalls, core: CoreClient) -> None:
+    def __init__(
+        self, engine_id: str, calls: EngineCalls, core: CoreClient, beat: Callable[[], Awaitable[None]]
+    ) -> None:
         self._engine_id = engine_id
         self._calls = calls
         self._core = core
+        self._beat = beat
         self._tasks: set[asyncio.Task[None]] = set()
         self._recent_ids: OrderedDict[str, None] = OrderedDict()
         self._turn = asyncio.Lock()
@@ -73,11 +77,16 @@ class ControlCalls:
         if len(self._recent_ids) > MAX_KNOWN_CALLS:
             self._recent_ids.popitem(last=False)
         if isinstance(command, UndecodableCall):
-            work = self._refuse_call(call_id, ValidationError(f"the engine cannot read the call: {command.reason}"))
-        elif self._is_closed:
-            work = self._refuse_call(call_id, EngineDeadError("the engine is stopping"))
+            reason = f"the engine cannot read the call: {command.reason}"
+            self._start(self._reply(call_id, CallError(ValidationError.code, reason)))
         else:
-            work = self._carry_out(command)
+            self._start(self._carry_out(command))
+
+    def receive_order(self, order: SleepOrder, report: Callable[[SleepOrderDone], None]) -> None:
+        """Start a call of the supervisor, and report its outcome. Does not block."""
+        self._start(self._carry_out_order(order, report))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -95,25 +104,48 @@ class ControlCalls:
             _, tasks = await asyncio.wait(tasks, timeout=LEAVE_PATIENCE_S)
 
     async def _carry_out(self, command: ControlCommand) -> None:
-        try:
+        async def execute() -> UtilityAnswer:
             async with self._turn_of(command.call):
                 if await self._calls.now_ms() >= command.expires_at_ms:
                     raise EngineTimeoutError("the call expired before the engine could start it")
-                if not isinstance(command.call, _QUERIES):
-                    log.info("control_call", call=type(command.call).__name__, call_id=command.call_id)
-                answer = await self._functions.get(type(command.call), self._core.call)(command.call)
-        except asyncio.CancelledError:
-            await self._refuse_call(
-                command.call_id, EngineDeadError("the engine is stopping and has cancelled the call")
-            )
-            raise
-        except PenstockError as error:
-            await self._refuse_call(command.call_id, error)
-        except Exception as error:
-            log.exception("control_call_failed", call=type(command.call).__name__)
-            await self._refuse_call(command.call_id, EngineCallError(f"{type(error).__name__}: {error}"))
+                return await self._execute(command.call, command.call_id)
+
+        outcome = await self._outcome_of(execute(), command.call)
+        if isinstance(command.call, Sleep | WakeUp):
+            await self._beat()
+        await self._reply(command.call_id, outcome)
+
+    async def _carry_out_order(self, order: SleepOrder, report: Callable[[SleepOrderDone], None]) -> None:
+        async def execute() -> UtilityAnswer:
+            async with self._turn:
+                return await self._execute(order.call, f"supervisor-{order.order_id}")
+
+        outcome = await self._outcome_of(execute(), order.call)
+        if isinstance(outcome, CallError):
+            report(SleepOrderDone(order_id=order.order_id, error=outcome))
         else:
-            await self._calls.reply(ControlReply(call_id=command.call_id, engine_id=self._engine_id, answer=answer))
+            assert isinstance(outcome, SleepState)
+            report(SleepOrderDone(order_id=order.order_id, state=outcome))
+
+    async def _execute(self, call: Utility, call_id: str) -> UtilityAnswer:
+        if not isinstance(call, _QUERIES):
+            log.info("control_call", call=type(call).__name__, call_id=call_id)
+        return await self._functions.get(type(call), self._core.call)(call)
+
+    async def _outcome_of(self, work: Coroutine[Any, Any, UtilityAnswer], call: Utility) -> UtilityAnswer | CallError:
+        """Return the answer of ``work``, or its error. A call that is cancelled still gets its reply."""
+        if self._is_closed:
+            work.close()
+            return CallError(EngineDeadError.code, "the engine is stopping")
+        try:
+            return await work
+        except asyncio.CancelledError:
+            return CallError(EngineDeadError.code, "the engine is stopping and has cancelled the call")
+        except PenstockError as error:
+            return CallError(error.code, str(error))
+        except Exception as error:
+            log.exception("control_call_failed", call=type(call).__name__)
+            return CallError(EngineCallError.code, f"{type(error).__name__}: {error}")
 
     def _turn_of(self, call: Utility) -> AbstractAsyncContextManager[None]:
         return nullcontext() if isinstance(call, _QUERIES) else self._turn
@@ -127,9 +159,13 @@ class ControlCalls:
                 f"RPC method {shown(call.method)} did not return within {call.timeout_s:g} s; it continues to run"
             ) from None
 
-    async def _refuse_call(self, call_id: str, error: PenstockError) -> None:
-        failure = CallError(error.code, str(error))
-        await self._calls.reply(ControlReply(call_id=call_id, engine_id=self._engine_id, error=failure))
+    async def _reply(self, call_id: str, outcome: UtilityAnswer | CallError) -> None:
+        reply = ControlReply(call_id=call_id, engine_id=self._engine_id)
+        if isinstance(outcome, CallError):
+            reply.error = outcome
+        else:
+            reply.answer = outcome
+        await self._calls.reply(reply)
 
 
 def decode_command(data: bytes) -> CancelCommand | ControlCommand | UndecodableCall:

@@ -76,13 +76,13 @@ class SleepControl:
         except Exception:
             await self.resume()
             raise
-        await self._apply(state)
+        self._apply(state)
         return state
 
     async def wake_up(self, call: WakeUp) -> SleepState:
         """Have the core allocate its memory again; serve once all of it is back."""
         state = await self._ask(call)
-        await self._apply(state)
+        self._apply(state)
         return state
 
     async def reset_prefix_cache(self, call: ResetPrefixCache) -> UtilityAnswer:
@@ -112,9 +112,9 @@ class SleepControl:
 
     async def resume(self) -> None:
         """Serve again after ``clear``, if the core is awake."""
-        await self._apply(await self._ask(IsSleeping()))
+        self._apply(await self._ask(IsSleeping()))
 
-    async def _apply(self, state: SleepState) -> None:
+    def _apply(self, state: SleepState) -> None:
         """Apply the state of the core: report it, and claim again if the core is awake."""
         self._heartbeat.set_sleep_level(state.level)
         if state.is_sleeping:
@@ -122,7 +122,6 @@ class SleepControl:
         else:
             self._heartbeat.state = EngineState.READY
             self._claiming.resume()
-        await self._heartbeat.beat()
 
     async def _keep(self, _: float) -> None:
         """Do nothing: requests are released as they are."""

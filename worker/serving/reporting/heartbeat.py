@@ -32,7 +32,7 @@ from ....shared.errors import PenstockError, RedisUnavailableError
 from ....shared.keys import Keys
 from ....shared.lora.registry import AdapterRecord, AdapterRegistry
 from ....shared.messages.core import EngineCoreOutputs, GroupStatus, SchedulerStats
-from ....shared.messages.supervision import EngineState, WorkerStatus
+from ....shared.messages.supervision import EngineState, SleepOrderDone, WorkerStatus
 from ....shared.stats import EngineStats
 from ...config.worker_config import STATUS_INTERVAL_S, WorkerConfig
 from ...processes.progress import Phase, Progress, ProgressReader
@@ -258,7 +258,14 @@ class StatusLines:
             await asyncio.sleep(STATUS_INTERVAL_S)
 
     def report(
-        self, state: EngineState, *, code: str = "", message: str = "", trace: str = "", is_external: bool = False
+        self,
+        state: EngineState,
+        *,
+        code: str = "",
+        message: str = "",
+        trace: str = "",
+        is_external: bool = False,
+        done: SleepOrderDone | None = None,
     ) -> None:
         """Set the state, and write a line immediately."""
         self.state = state
@@ -273,6 +280,7 @@ class StatusLines:
             weights_folder=self._heartbeat.weights_folder,
             weights_version=self._heartbeat.weights_version if self._heartbeat.weights_folder else "",
             sleep_level=self._heartbeat.sleep_level,
+            done=done,
         )
         # Only into an empty pipe, because the some kilobytes of a heartbeat may not fit into one that is partly full.
         if self._heartbeat.encoded and _all_is_read():
