@@ -114,8 +114,7 @@ class Device:
             views, self._change = self._views(), self._env.event()
             choice = self._decide(self._env.now, _ONE_MODEL, views, self._debts, self._kind.swaps.options)
             if isinstance(choice, Swap):
-                assert choice.entering is not None
-                if self._is_granted(choice.entering):
+                if self._is_granted(next(view for view in views if view.name == choice.entering)):
                     yield from self._swap(choice, views)
                 continue
             self._limit_claims(views)
@@ -153,11 +152,13 @@ class Device:
             memory=Memory(awake=1),
         )
 
-    def _is_granted(self, model: str) -> bool:
+    def _is_granted(self, view: ModelView) -> bool:
         """Ask to wake a model. If another device goes first, the model does not count for a time."""
-        grant = self._do(model, self._homes[model].request_grant(self._name, self._kind.swaps.wake_s))
+        waited_s = max(view.standing_s(self._env.now).values())
+        request = self._homes[view.name].request_grant(self._name, view.wake_s, waited_s=waited_s)
+        grant = self._do(view.name, request)
         if not grant.is_granted:
-            self._ask_again_s[model] = self._env.now + max(grant.wait_s, LOOK_EVERY_S)
+            self._ask_again_s[view.name] = self._env.now + max(grant.wait_s, LOOK_EVERY_S)
         return grant.is_granted
 
     def _swap(self, swap: Swap, views: list[ModelView]) -> Process:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,30 +76,6 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     num_free_seqs: int = 0
     grants: tuple[str, ...] = ()
     homes: tuple[Home, ...] = ()
-
-    @classmethod
-    def total(cls, parts: Sequence[Demand]) -> Demand:
-        """Return the demand for a model from those of its partitions, each of which every home enters."""
-        ages: dict[str, float] = {}
-        waiting: Counter[str] = Counter()
-        for part in parts:
-            waiting.update(part.num_waiting)
-            for band, age_s in part.oldest_age_s.items():
-                ages[band] = max(ages.get(band, 0.0), age_s)
-        return cls(
-            is_paused=all(part.is_paused for part in parts),
-            num_waiting=dict(waiting),
-            num_tokens=sum(part.num_tokens for part in parts),
-            num_returned=sum(part.num_returned for part in parts),
-            num_running=sum(part.num_running for part in parts),
-            deadline_in_s=min(part.deadline_in_s for part in parts),
-            oldest_age_s=ages,
-            # Each engine claims from several partitions, and each knows its whole capacity.
-            num_engines=max(part.num_engines for part in parts),
-            num_free_seqs=max(part.num_free_seqs for part in parts),
-            grants=parts[0].grants,
-            homes=parts[0].homes,
-        )
 
 
 def homes_of(raw: Sequence[RawHome]) -> tuple[Home, ...]:
@@ -189,17 +164,19 @@ class Homes:
         device: str,
         wake_s: float,
         *,
-        num_engines: int = 1,
+        waited_s: float = 0.0,
         patience_s: float = 1.0,
+        num_engines: int = 1,
         lease_ttl_ms: int = LEASE_TTL_MS,
     ) -> Grant:
         """Ask to wake the model on a device, or renew a grant while it wakes. The first ``renew`` as awake ends it.
 
         Args:
+            waited_s: how long the oldest request has waited.
+            patience_s: how long it waits for a home that wakes the model faster, in addition to the difference.
             num_engines: engines that should be awake.
-            patience_s: how long requests wait for a cheaper home, in addition to the difference.
         """
-        args = [device, lease_ttl_ms, round(1000 * wake_s), num_engines, round(1000 * patience_s)]
+        args = [device, lease_ttl_ms, round(1000 * wake_s), num_engines, round(1000 * (patience_s - waited_s))]
         reply, wait_ms = await self._run("grant", *args)
         return Grant(GrantReply(reply.decode()), wait_ms / 1000)
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ..broker import DeadLetter, Queue, RequestFilter, RequestHistory
+from ..broker import LEASE_TTL_MS, DeadLetter, Demand, Homes, Queue, RequestFilter, RequestHistory
 from ..broker.queue import QueueSnapshot, make_stats
 from ..broker.series import SeriesPoint, SeriesStore, summed_points
 from ..connection import CommandConnection
@@ -20,6 +20,7 @@ from ..queue.lifecycle import RequestEvent, RequestState, RequestSummary
 from ..queue.policy import QueuePolicy, TenantPolicy
 from ..queue.state import merged_state
 from ..queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
+from ..swap.views import SleepLevel
 from .layout import Layouts
 
 T = TypeVar("T")
@@ -35,6 +36,12 @@ async def open_dead_letter(connection: CommandConnection, keys: Keys, model: str
     """Return a model's dead letter as a whole, over its current partitions."""
     num = (await Layouts(connection, keys).read(model)).num_known
     return DeadLetter(connection, keys.model(model)) if num == 1 else WholeDeadLetter(connection, keys, model, num)
+
+
+async def open_homes(connection: CommandConnection, keys: Keys, model: str) -> Homes:
+    """Return the homes of a model as a whole, over its current partitions."""
+    num = (await Layouts(connection, keys).read(model)).num_known
+    return Homes(connection, keys.model(model)) if num == 1 else WholeHomes(connection, keys, model, num)
 
 
 async def partition_stats(connection: CommandConnection, keys: Keys, model: str, num: int) -> list[QueueStats]:
@@ -84,6 +91,42 @@ class WholeQueue(Queue):
     async def configure_tenant(self, tenant: str, policy: TenantPolicy | None) -> None:
         for part in self._parts:
             await part.configure_tenant(tenant, policy)
+
+
+class WholeHomes(Homes):
+    """Homes of all partitions. Each device enters all of them; the first one grants."""
+
+    def __init__(self, connection: CommandConnection, keys: Keys, model: str, num: int) -> None:
+        super().__init__(connection, keys.model(model))
+        self._parts = [Homes(connection, keys.model(model, number)) for number in range(num)]
+
+    async def renew(self, device: str, level: SleepLevel, wake_s: float, *, lease_ttl_ms: int = LEASE_TTL_MS) -> None:
+        await asyncio.gather(*(part.renew(device, level, wake_s, lease_ttl_ms=lease_ttl_ms) for part in self._parts))
+
+    async def leave(self, device: str) -> None:
+        await asyncio.gather(*(part.leave(device) for part in self._parts))
+
+    async def demand(self) -> Demand:
+        return summed_demand(await asyncio.gather(*(part.demand() for part in self._parts)))
+
+
+def summed_demand(parts: Sequence[Demand]) -> Demand:
+    """Return the demand for the whole model."""
+    first = parts[0]
+    bands = {band for part in parts for band in part.oldest_age_s}
+    return msgspec.structs.replace(
+        first,
+        is_paused=any(part.is_paused for part in parts),
+        num_waiting={band: sum(part.num_waiting.get(band, 0) for part in parts) for band in bands},
+        num_tokens=sum(part.num_tokens for part in parts),
+        num_returned=sum(part.num_returned for part in parts),
+        num_running=sum(part.num_running for part in parts),
+        deadline_in_s=min(part.deadline_in_s for part in parts),
+        oldest_age_s={band: max(part.oldest_age_s.get(band, 0.0) for part in parts) for band in bands},
+        # Engines claim from several partitions, each of which knows the whole capacity of those that it has.
+        num_engines=max(part.num_engines for part in parts),
+        num_free_seqs=max(part.num_free_seqs for part in parts),
+    )
 
 
 class WholeDeadLetter(DeadLetter):

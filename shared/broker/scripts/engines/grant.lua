@@ -1,9 +1,10 @@
 -- uses: homes
 -- Request the right to wake a model at a home, or renew it. KEYS: leases. ARGV: prefix, device, lease_ttl_ms (0 to give
--- it back), wake_ms, number of engines that should be awake, patience_ms.
+-- it back), wake_ms, number of engines that should be awake, ms for which the caller leaves requests to a faster home (below
+-- 0 if they have waited for longer).
 -- Returns {'granted', 0}, {'elsewhere', 0} if enough engines are awake or waking, or {'later', ms}: another home wakes
--- it faster, so it goes first until requests have waited for the difference and patience_ms. The cheapest home thus
--- wakes it, and a dead one is passed.
+-- it faster, and goes first until that time and the difference have passed. The cheapest home thus wakes it, and a dead
+-- one is passed.
 local prefix, device, ttl_ms, wake_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local grants = prefix .. 'grants'
 if ttl_ms == 0 then
@@ -24,8 +25,6 @@ for _, home in ipairs(live_homes(prefix)) do
   local is_asleep = home[2] > 0 and not redis.call('ZSCORE', grants, home[1])
   if home[1] ~= device and is_asleep then cheapest_ms = math.min(cheapest_ms, home[3]) end
 end
-local oldest_ms = now_ms()
-for _, at in pairs(oldest_by_band(prefix)) do oldest_ms = math.min(oldest_ms, at) end
-local later_ms = wake_ms - cheapest_ms + tonumber(ARGV[6]) - (now_ms() - oldest_ms)
+local later_ms = wake_ms - cheapest_ms + tonumber(ARGV[6])
 if cheapest_ms < wake_ms and later_ms > 0 then return {'later', later_ms} end
 return granted()
