@@ -23,12 +23,13 @@ from contextlib import suppress
 import msgspec
 import psutil
 import structlog
+from redis.exceptions import RedisError
 
 from ....shared.broker.engine_calls import LOADED_TTL_MS, report_loaded
 from ....shared.connection import CommandConnection
 from ....shared.control.model import AddLora, PinLora
 from ....shared.deployment.records import EngineHeartbeat, ModelCard, decode_record
-from ....shared.errors import PenstockError, RedisUnavailableError
+from ....shared.errors import PenstockError
 from ....shared.keys import Keys
 from ....shared.lora.registry import AdapterRecord, AdapterRegistry
 from ....shared.messages.core import EngineCoreOutputs, GroupStatus, SchedulerStats
@@ -118,11 +119,11 @@ class Heartbeat:
             await self.register(msgspec.structs.replace(self._card, weights_version=version, registered_at=time.time()))
 
     async def run(self) -> None:
-        """Write heartbeats until cancelled, except while Redis is unreachable."""
+        """Write heartbeats until cancelled, except while Redis is unreachable or refuses them."""
         while True:
             try:
                 await self.beat()
-            except RedisUnavailableError as error:
+            except (PenstockError, RedisError) as error:
                 log.warning("heartbeat_not_written", error=str(error))
             await asyncio.sleep(self._config.heartbeat_interval_s)
 
@@ -355,7 +356,8 @@ class LoadedAdapters:
         await asyncio.gather(*(self._report_to(part, digests) for part in self._parts))
 
     async def _report_to(self, part: ServedPartition, digests: list[str]) -> None:
-        with suppress(TimeoutError, PenstockError):  # without the report, any engine may claim the requests
+        # Without the report, any engine may claim the requests.
+        with suppress(TimeoutError, PenstockError, RedisError):
             async with asyncio.timeout(PATIENCE_S):
                 await report_loaded(self._connection, part.broker.keys, self._engine_id, digests)
 

@@ -89,11 +89,9 @@ async def test_the_lease_is_renewed_while_something_streams_and_only_then(redis_
         assert await lease_ends(commands, broker) == [last]
 
 
-async def test_a_refused_renewal_is_repeated(redis_url, namespace, broker, commands):
+async def test_a_refused_renewal_is_repeated(user_url, namespace, broker, commands):
     """An administrator who takes rights from a client for a moment must not end its requests later."""
-    await commands.execute("ACL", "SETUSER", namespace, "on", ">pw", "~*", "&*", "+@all")
-    url = f"unix://{namespace}:pw@{redis_url.removeprefix('unix://')}"
-    async with Client.connect(url, namespace=namespace, lease_ttl_s=0.15) as client:
+    async with Client.connect(user_url, namespace=namespace, lease_ttl_s=0.15) as client:
         stream = asyncio.ensure_future(client.generate("hi"))
         claim = await claim_one(broker)
         with capture_logs() as logs:
@@ -112,7 +110,6 @@ async def test_a_refused_renewal_is_repeated(redis_url, namespace, broker, comma
         await until(is_renewed)
         await write(broker, claim, 0, 65, end=FinishReason.STOP)
         await stream
-    await commands.execute("ACL", "DELUSER", namespace)
 
 
 @pytest.mark.usefixtures("reaper")

@@ -1,0 +1,45 @@
+"""The heartbeat that an engine writes to Redis while it lives."""
+
+from __future__ import annotations
+
+import asyncio
+
+from structlog.testing import capture_logs
+
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.config.worker_config import WorkerConfig
+from penstock.worker.serving.reporting.heartbeat import Heartbeat
+
+
+async def test_a_refused_heartbeat_is_repeated(commands: CommandConnection, namespace: str, user_url: str) -> None:
+    """Otherwise no client would know an engine that serves."""
+    config = WorkerConfig(
+        worker_id="w",
+        engine_id="e0",
+        redis_url="",
+        engine=EngineConfig(model="m"),
+        namespace=namespace,
+        heartbeat_interval_s=0.02,
+    )
+    connection, key = CommandConnection(user_url), Keys(namespace).engine("e0")
+
+    async def until_written() -> None:
+        async with asyncio.timeout(120):
+            while not await commands.execute("EXISTS", key):
+                await asyncio.sleep(0.01)
+
+    running = asyncio.create_task(Heartbeat(config, connection).run())
+    await until_written()
+    with capture_logs() as logs:
+        await commands.execute("ACL", "SETUSER", namespace, "-set")
+        async with asyncio.timeout(120):
+            while not any(event["event"] == "heartbeat_not_written" for event in logs):
+                await asyncio.sleep(0.01)
+        await commands.execute("DEL", key)
+        await commands.execute("ACL", "SETUSER", namespace, "+set")
+    await until_written()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await connection.close()
