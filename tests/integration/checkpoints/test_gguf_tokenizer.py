@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 
 from penstock.worker.models.gguf.container import GgufFile
+from penstock.worker.models.gguf.merges import derive_merges
 from penstock.worker.models.gguf.tokenizer import GgufTokenizer
 
 DEMO = Path(__file__).parents[3] / "ops" / "demo" / "model" / "tokenizer.json"
@@ -52,6 +55,19 @@ def test_the_demo_tokenizer_survives_a_round_trip() -> None:
         assert made.tokenizer.decode(ids) == original.decode(ids)
     assert made.config() | {"bos_token": "<s>", "eos_token": "</s>"} == made.config()
     assert made.end_token_ids() == [2]
+
+
+@given(st.lists(st.tuples(st.text("ab\0\ud800\u00e9\U0001f600", max_size=5), st.integers(-3, 3))))
+def test_merges_are_derived_from_all_cuts(vocabulary: list[tuple[str, int]]) -> None:
+    tokens, scores = [token for token, _ in vocabulary], [float(score) for _, score in vocabulary]
+    ids = {token: index for index, token in enumerate(tokens)}
+    expected = []
+    for index in sorted(range(len(tokens)), key=lambda index: -scores[index]):
+        token = tokens[index]
+        pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
+        known = [pair for pair in pairs if ids.keys() >= set(pair)]
+        expected += sorted(known, key=lambda pair: ids[pair[0]])
+    assert derive_merges(tokens, scores) == expected
 
 
 def test_a_vocabulary_with_scores_merges_the_best_pair_first() -> None:

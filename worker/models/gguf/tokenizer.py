@@ -17,6 +17,7 @@ from tokenizers.models import BPE, Unigram, WordPiece
 from ....shared.errors import ModelLoadError
 from ....shared.values.shown import shown
 from .container import GgufFile
+from .merges import derive_merges
 from .splits import COMPOSED, ENDS, SPLITS, WHOLE_WORDS
 
 # token_type
@@ -101,7 +102,9 @@ class GgufTokenizer:
 
     def sentencepiece(self) -> Tokenizer:
         unknown = self._special("unknown")
-        merges = [tuple(merge.split(" ", 1)) for merge in self._value("merges", [])] or self._derived_merges()
+        merges = [tuple(merge.split(" ", 1)) for merge in self._value("merges", [])]
+        if not merges:
+            merges = derive_merges(self._tokens, self._value("scores", [0.0] * len(self._tokens)))
         tokenizer = Tokenizer(
             BPE(self._ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True, ignore_merges=False)
         )
@@ -149,24 +152,6 @@ class GgufTokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUED)
         return tokenizer
-
-    def _derived_merges(self) -> list[tuple[str, str]]:
-        """Return the pairs that form each token, by descending score of the token, as sentencepiece merges."""
-        tokens, ids = self._tokens, self._ids
-        scores = np.array(self._value("scores", [0.0] * len(tokens)), dtype=float)
-        merges = []
-        # A million cuts with large vocabularies, so each costs little more than two slices and two searches.
-        for index in np.argsort(-scores, kind="stable").tolist():
-            token = tokens[index]
-            pairs = [
-                (left, right)
-                for at in range(1, len(token))
-                if (left := token[:at]) in ids and (right := token[at:]) in ids
-            ]
-            if len(pairs) > 1:
-                pairs.sort(key=lambda pair: ids[pair[0]])
-            merges += pairs
-        return merges
 
     def _add_tokens(self) -> None:
         """Add the tokens at which text is split first; their ids are those of the vocabulary."""
