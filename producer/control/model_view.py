@@ -71,7 +71,7 @@ class ModelView(ClientCore):
 
 
 class TextControl(EngineView):
-    """The part of the client for text. Any engine of the model answers, including a sleeping one.
+    """The part of the client for text. Any engine of the model answers, including a sleeping one that has a core.
 
     All methods raise:
         ValidationError: an argument is wrong, or the chat template refuses the messages.
