@@ -91,6 +91,8 @@ class WorkerService:
         self._background: list[asyncio.Task[None]] = []
         calls = EngineCalls(commands, self._keys.model(self._model))
         self._control = ControlCalls(config.engine_id, calls, core, heartbeat.beat)
+        if config.starts_asleep:
+            self._control.add_functions(self.unloaded.functions)
         self._upkeep = PartitionUpkeep(
             self._engine_id,
             self._parts,
@@ -136,7 +138,6 @@ class WorkerService:
 
     async def is_woken(self, stop: asyncio.Event) -> bool:
         """Serve as an engine that sleeps without a core. Returns True once it is woken up, False if it must stop."""
-        self._control.add_functions(self.unloaded.functions)
         keeping = await self._begin(stop)
         ends = [asyncio.create_task(event.wait()) for event in (stop, self.unloaded.woken)]
         done, _ = await asyncio.wait([keeping, *ends], return_when=asyncio.FIRST_COMPLETED)
