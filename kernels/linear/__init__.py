@@ -13,6 +13,7 @@ from ..dispatch import KernelInputError
 from ..huge_pages import Arena
 from ..native import library
 from ..rotation import rotate
+from .blocks import BlockForm, Blocks, pack_panels, unpack_panels
 
 PANEL = 64
 _GROUP_BYTES = 4
@@ -30,7 +31,7 @@ class LinearStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("packed", "bias", "scales", "offsets")),
         ("num_inputs", ctypes.c_int64),
         ("num_outputs", ctypes.c_int64),
-        ("is_in_nibbles", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("is_in_nibbles", "block_inputs", "has_minimums")),
     )
 
 
@@ -40,6 +41,7 @@ class PackedWeight:
 
     Outputs beyond ``N`` are zero, and ``bias``, ``scales`` and ``offsets`` include them. A panel of four-bit weights is
     ``[K / 32, 1088]``: for every 32 inputs, a byte per output with its step and zero, then two nibbles per byte.
+    Numbers of a quantized file are in blocks, ``[P, blocks, bytes]`` uint8 without scales (``native/blocks.h``).
 
     Args:
         packed: in the weight's dtype; int8 for bytes, uint8 for four bits.
@@ -59,12 +61,20 @@ class PackedWeight:
     def struct(self) -> LinearStruct:
         parts = (self.packed, self.bias, self.scales, self.offsets)
         addresses = (None if part is None else part.data_ptr() for part in parts)
-        return LinearStruct(*addresses, self.num_inputs, self.num_outputs, self.is_in_nibbles)
+        form = (0, 0) if self.blocks is None else (self.blocks.num_inputs, self.blocks.has_minimums)
+        return LinearStruct(*addresses, self.num_inputs, self.num_outputs, self.is_in_nibbles, *form)
+
+    @property
+    def blocks(self) -> BlockForm | None:
+        """Form of the blocks that hold the numbers of a quantized file; None for other weights."""
+        if self.packed.dtype != torch.uint8 or self.scales is not None:
+            return None
+        return BlockForm.of_packed(self.packed, self.num_inputs, PANEL)
 
     @property
     def is_in_nibbles(self) -> bool:
         """Whether the weight is in four bits."""
-        return self.packed.dtype == torch.uint8
+        return self.packed.dtype == torch.uint8 if self.blocks is None else self.blocks.is_in_nibbles
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -80,6 +90,11 @@ def can_quantize(weight: Tensor) -> bool:
 def can_quantize_to_nibbles(weight: Tensor) -> bool:
     """Return whether ``weight`` can be packed in four bits."""
     return _is_supported(weight)
+
+
+def can_multiply_blocks(dtype: torch.dtype) -> bool:
+    """Return whether the compiled library is loaded and multiplies inputs of ``dtype`` with weights in blocks."""
+    return library("linear", dtype) is not None
 
 
 def pack_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
@@ -149,6 +164,21 @@ def quantize_weight_to_nibbles(
     return _quantize("quantize_linear_to_nibbles", weight, packed, bias, feedback.data_ptr())
 
 
+def pack_blocks(parts: Sequence[Blocks], bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
+    """Pack the outputs of all ``parts``, in a form that holds each of them exactly.
+
+    Args:
+        parts: with the same number of inputs.
+        arena: as for ``pack_weight``.
+    """
+    form, num_outputs = BlockForm.common([part.form for part in parts]), sum(len(part.numbers) for part in parts)
+    num_inputs = parts[0].numbers.shape[1]
+    shape = (_padded(num_outputs) // PANEL, num_inputs // form.num_inputs, form.num_bytes(PANEL))
+    packed = torch.empty(shape, dtype=torch.uint8) if arena is None else arena.empty(shape, torch.uint8)
+    pack_panels([part.to(form) for part in parts], form, packed)
+    return PackedWeight(packed, pack_bias(bias), num_inputs, num_outputs)
+
+
 def _quantize(name: str, weight: Tensor, packed: Tensor, bias: Tensor | None, *options: int | None) -> PackedWeight:
     function = library(name, weight.dtype)
     assert function is not None  # the callers have checked
@@ -162,6 +192,8 @@ def _quantize(name: str, weight: Tensor, packed: Tensor, bias: Tensor | None, *o
 
 def unpack_weight(weight: PackedWeight) -> Tensor:
     """Return the weight ``[N, K]``; exactly if it is unquantized, else its dequantized float32 values."""
+    if weight.blocks is not None:
+        return unpack_panels(weight.packed, weight.blocks)[: weight.num_outputs]
     panels = _unpack_nibbles(weight.packed) if weight.is_in_nibbles else weight.packed
     plain = panels.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)[: weight.num_outputs, : weight.num_inputs]
     if weight.scales is None:
@@ -197,7 +229,8 @@ def join_weights(parts: Sequence[PackedWeight]) -> PackedWeight:
     """
     first = parts[0]
     if any(part.num_outputs % PANEL for part in parts[:-1]) or any(
-        (part.packed.dtype, part.num_inputs) != (first.packed.dtype, first.num_inputs) for part in parts
+        (part.packed.dtype, part.num_inputs, part.blocks) != (first.packed.dtype, first.num_inputs, first.blocks)
+        for part in parts
     ):
         raise KernelInputError("weights to join must have the same inputs and dtype, and whole panels")
     sizes = [_padded(part.num_outputs) for part in parts]
@@ -240,7 +273,8 @@ def _unpack_nibbles(nibbles: Tensor) -> Tensor:
 def linear(inputs: Tensor, weight: PackedWeight) -> Tensor:
     """Return ``inputs @ weight.T + bias``, summed in float32 and rounded once.
 
-    With a quantized weight the inputs are rotated and quantized to bytes, with a scale per row.
+    With a quantized weight the inputs are rotated and quantized to bytes, with a scale per row. With a weight in blocks
+    they are quantized to bytes with a scale per block of a row.
 
     Args:
         inputs: ``[..., K]``, dtype of the unpacked weight.
@@ -254,9 +288,10 @@ def linear(inputs: Tensor, weight: PackedWeight) -> Tensor:
     Cost: for few rows memory bound by the weight; else ``2 * T * N * K`` operations.
     """
     function = library("linear", inputs.dtype)
-    is_dtype_right = weight.scales is not None or inputs.dtype == weight.packed.dtype
+    is_quantized = weight.scales is not None or weight.blocks is not None
+    is_dtype_right = is_quantized or inputs.dtype == weight.packed.dtype
     if not is_dtype_right or inputs.shape[-1] != weight.num_inputs or function is None:
-        dtype = weight.packed.dtype if weight.scales is None else "float"
+        dtype = "float" if is_quantized else weight.packed.dtype
         raise KernelInputError(
             f"inputs must be {dtype} [..., {weight.num_inputs}], got {inputs.dtype} {tuple(inputs.shape)}"
         )

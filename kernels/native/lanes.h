@@ -111,6 +111,32 @@ inline IntPart add_products(IntPart sum, const uint8_t* group, WordPart columns)
 #endif
 }
 
+// Exact products of a signed row and unsigned outputs.
+inline IntPart add_products(IntPart sum, const int8_t* group, WordPart columns) {
+  int32_t four;
+  std::memcpy(&four, group, sizeof(four));
+#if defined(__AVX512VNNI__)
+  return (IntPart)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)columns, _mm512_set1_epi32(four));
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  return (IntPart)vusdotq_s32((int32x4_t)sum, (uint8x16_t)columns, vreinterpretq_s8_s32(vdupq_n_s32(four)));
+#elif defined(__AVX2__)
+  // Multiply even and odd bytes as pairs of 16 bits, because this processor's product of bytes saturates.
+  const auto pair = [&](int i) { return (group[i] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(group[i + 2]) << 16); };
+  const int32_t low = pair(0), high = pair(1);
+  const WordPart even = columns & 0x00ff00ffu, odd = columns >> 8 & 0x00ff00ffu;
+#if defined(__AVX512BW__)
+  sum += (IntPart)_mm512_madd_epi16((__m512i)even, _mm512_set1_epi32(low));
+  return sum + (IntPart)_mm512_madd_epi16((__m512i)odd, _mm512_set1_epi32(high));
+#else
+  sum += (IntPart)_mm256_madd_epi16((__m256i)even, _mm256_set1_epi32(low));
+  return sum + (IntPart)_mm256_madd_epi16((__m256i)odd, _mm256_set1_epi32(high));
+#endif
+#else
+  for (int i = 0; i < GROUP_BYTES; ++i) sum += group[i] * (IntPart)(columns >> 8 * i & 0xffu);
+  return sum;
+#endif
+}
+
 // Sums of M rows and V vectors of outputs, in parts.
 template <typename Sum, int M, int V>
 struct PartialSums {

@@ -1,6 +1,7 @@
 // Products with a weight. See linear.h.
 #include "linear.h"
 
+#include "block_product.h"
 #include "nibbles.h"
 #include "tile_product.h"
 #include "tiles.h"
@@ -49,7 +50,10 @@ bool uses_wide_products() { return wide::is_better(); }
 template <typename T, typename Out>
 void multiply(const T* inputs, int64_t input_stride, const Linear& weight, Out* out, int64_t out_stride,
               int64_t num_rows) {
-  if (weight.scales) {
+  if (weight.block_inputs) {
+    const auto results = Results<T, T, Out>::for_product(nullptr, weight, out, out_stride);
+    multiply_by_blocks(inputs, input_stride, weight, results, num_rows);
+  } else if (weight.scales) {
     const int64_t row_bytes = weight.is_in_nibbles ? padded_inputs(weight.num_inputs) : weight.num_inputs;
     const QuantizedRows rows =
         quantize_rows(inputs, input_stride, num_rows, weight.num_inputs, row_bytes);

@@ -2,7 +2,7 @@
 //
 // A weight [N, K] is packed in panels of 64 outputs: for each group of inputs (see lanes.h), the groups of 64 outputs
 // are adjacent, so that a pass over a panel reads memory in order. Outputs beyond N are zero. Four-bit weights:
-// nibbles.h.
+// nibbles.h. Weights in blocks: blocks.h.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -25,6 +25,8 @@ struct Linear {
   const int32_t* offsets;  // subtracted from an output's sum, since quantized inputs have a zero point of 128
   int64_t num_inputs, num_outputs;
   int64_t is_in_nibbles;  // 1 for four-bit weights
+  int64_t block_inputs;   // inputs that share a scale in the file of the weight (blocks.h); 0 for other weights
+  int64_t has_minimums;   // 1 for blocks with minimums
 };
 
 constexpr int BYTE_ZERO = 128, BYTE_RANGE = 127;

@@ -108,12 +108,12 @@ void multiply_piece(const In* inputs, int64_t input_stride, const Linear& weight
 
 // Cuts the work into pieces that keep all threads busy until the end. With many rows, pieces have fewer rows. Otherwise
 // each thread gets the same number of wide pieces, whose outputs are adjacent in memory, and the rest is cut into
-// narrow pieces. The cut does not change the bits of a sum.
-template <typename T, typename In, typename Out>
-void multiply_by_vectors(const In* inputs, int64_t input_stride, const Linear& weight,
-                         const Results<T, In, Out>& results, int64_t num_rows) {
+// narrow pieces. The cut does not change the bits of a sum. Calls run(number of vectors, first output, first row, end of
+// rows), where the number is a constant.
+template <typename Run>
+void for_pieces(int64_t num_outputs, int64_t num_rows, const Run& run) {
   constexpr int64_t WIDTH = TILE_VECTORS * LANES;
-  const int64_t min_items = num_threads() == 1 ? 1 : 8 * num_threads(), num_outputs = weight.num_outputs;
+  const int64_t min_items = num_threads() == 1 ? 1 : 8 * num_threads();
   const int64_t num_pieces = (num_outputs + WIDTH - 1) / WIDTH;
   int64_t rows = ROWS_PER_ITEM;
   const auto num_blocks = [&] { return (num_rows + rows - 1) / rows; };
@@ -124,11 +124,19 @@ void multiply_by_vectors(const In* inputs, int64_t input_stride, const Linear& w
   for_each(num_wide_items + num_narrow, [&](int64_t item) {
     if (item < num_wide_items) {
       const int64_t first = item / num_blocks() * WIDTH, row = item % num_blocks() * rows;
-      multiply_piece<T, TILE_VECTORS>(inputs + row * input_stride, input_stride, weight, results.at(row, first),
-                                      std::min(rows, num_rows - row), first);
+      run(std::integral_constant<int, TILE_VECTORS>{}, first, row, std::min(row + rows, num_rows));
     } else {
       const int64_t first = num_wide * WIDTH + (item - num_wide_items) * LANES;
-      multiply_piece<T, 1>(inputs, input_stride, weight, results.at(0, first), num_rows, first);
+      run(std::integral_constant<int, 1>{}, first, int64_t{0}, num_rows);
     }
+  });
+}
+
+template <typename T, typename In, typename Out>
+void multiply_by_vectors(const In* inputs, int64_t input_stride, const Linear& weight,
+                         const Results<T, In, Out>& results, int64_t num_rows) {
+  for_pieces(weight.num_outputs, num_rows, [&](auto vectors, int64_t first, int64_t start, int64_t end) {
+    multiply_piece<T, vectors>(inputs + start * input_stride, input_stride, weight, results.at(start, first),
+                               end - start, first);
   });
 }

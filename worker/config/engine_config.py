@@ -92,6 +92,11 @@ class EngineConfig(
             )
 
     @property
+    def takes_file_numbers(self) -> bool:
+        """Whether the kernels use the numbers of a quantized file as they are, where they can."""
+        return self.dtype == "auto" and self.device == "cpu" and self.quantization is None and self.native_kernels
+
+    @property
     def token_budget(self) -> int:
         """``max_num_batched_tokens``, or its default for this device and batch size."""
         if self.max_num_batched_tokens is not None:

@@ -330,7 +330,7 @@ def _ready(
         instructions=instructions,
         kernel_instructions="" if library is None else library.instructions,
         versions=_versions(),
-        quantization=config.quantization or "",
+        quantization=model.quantization or "",
         scheduling_policy=config.scheduling_policy,
         enable_prefix_caching=config.enable_prefix_caching,
         async_scheduling=config.async_scheduling,

@@ -36,7 +36,8 @@ class LoadedModel:
             that generates.
         vision: computes features of images, which replace tokens; None if the model takes no images.
         image_refusal: why the model takes no images.
-        quantization: of its linear layers, chosen at the start; None if they have the model's dtype.
+        quantization: of its linear layers, chosen at the start, or the format of the file whose numbers they use as
+            they are; None if they have the model's dtype.
         weight_conversions: transformers' renaming and fusing of the tensors of the files, to undo it when weights are
             saved.
         groups: the ranks that compute the model together; None for one rank.

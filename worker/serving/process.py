@@ -265,6 +265,7 @@ class WorkerProcess:
             model=card.model,
             architecture=card.architecture,
             dtype=ready.dtype,
+            quantization=ready.quantization,
             device=ready.device,
             attention_backend=ready.attention_backend,
             instructions=ready.kernel_instructions,

@@ -204,7 +204,8 @@ def _formats_of(arguments: argparse.Namespace) -> tuple[dict[str, str], ...]:
     chosen = {name: value for name in ("quantization", "kv_cache_dtype") if (value := getattr(arguments, name))}
     if chosen:
         return (chosen,)
-    others = _FORMATS.get(arguments.device, ())
+    file_numbers = ({"dtype": "auto"},) if arguments.device == "cpu" and arguments.model.endswith(".gguf") else ()
+    others = (*file_numbers, *_FORMATS.get(arguments.device, ()))
     return others if arguments.reference == "bfloat16" else ({}, *others)
 
 

@@ -165,7 +165,7 @@ def identity_of(config: EngineConfig, folder: Path, model: LoadedModel) -> bytes
         "weights": weights,
         "config": hashlib.sha256(config_file.read_bytes()).hexdigest() if config_file.is_file() else "",
         "forward": [type(forward).__name__, forward.mode, model.attention_backend],
-        "computing": [str(model.dtype), config.quantization, config.deterministic, config.enforce_eager],
+        "computing": [str(model.dtype), model.quantization, config.deterministic, config.enforce_eager],
         "caches": layout_of(forward.caches),
         "formats": [[str(cache.dtype), cache.key_scale, cache.value_scale] for cache in formats],
         "block_size": config.block_size,

@@ -13,6 +13,7 @@ from ..formats.declared import Quantization, declared_quantization
 from ..formats.reading import dtype_of, read_plain
 from ..formats.tensors import Readable, StoredTensors, Unpacked
 from ..gguf.tensors import read_gguf
+from ..placing.file_numbers import mark_weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -43,6 +44,8 @@ def load_quantized(
             None, state_dict=_without_empty_biases(tensors, empty), dtype=chosen, **{**how, "config": empty.config}
         )
         module, info = loaded
+        if dtype == "auto":
+            mark_weights(module, tensors)
     if (folder / _GENERATION_FILE).is_file():
         # Imported late, since ``open_tensors`` is used without transformers.
         from transformers import GenerationConfig

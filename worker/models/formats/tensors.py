@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ....kernels.linear.blocks import Blocks
 from ....shared.errors import ModelLoadError
 
 _INDEX = "model.safetensors.index.json"
@@ -106,11 +107,13 @@ class Unpacked:
 
     Args:
         write: fills a tensor of this shape and dtype.
+        blocks: returns the numbers of the file; None if our kernels cannot use them. None for a format that has none.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     write: Callable[[Tensor], None]
+    blocks: Callable[[], Blocks | None] | None = None
 
     def __getitem__(self, _whole: EllipsisType) -> Tensor:
         tensor = torch.empty(self.shape, dtype=self.dtype)

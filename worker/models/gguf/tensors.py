@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ....kernels.linear.blocks import Blocks
 from ....shared.errors import ModelLoadError
 from ..formats.tensors import Readable, Unpacked, pieces
 from .architectures import find_family
-from .blocks import UNPACK
+from .blocks import UNPACK, has_parts, read_blocks
 from .container import GgufTensor, TensorType, open_gguf
 from .families import Family, Place, Target
 
@@ -69,7 +71,30 @@ def _unpacked(family: Family, name: str, sources: list[_Source], dtype: torch.dt
         for source in sources:
             _write_part(_view(family, source.target.place, out), source)
 
-    return Unpacked(shape, dtype, write)
+    source, *others = sources
+    takes = not others and len(shape) == 2 and source.target.place.undo is None and has_parts(source.tensor.kind.name)
+    return Unpacked(shape, dtype, write, partial(_read_blocks, family, source) if takes else None)
+
+
+def _read_blocks(family: Family, source: _Source) -> Blocks | None:
+    """Return the numbers of a matrix as the file has them; None if our kernels cannot use them."""
+    kind, shape = source.tensor.kind, source.target.shape
+    order = _order(family, source.target.place, shape)
+    if order is None:
+        return None
+    # A copy, since torch needs writable memory.
+    blocks = read_blocks(kind.name, torch.from_numpy(np.array(source.data)).view(-1, kind.num_bytes), shape[0])
+    return blocks and blocks.map(lambda rows: rows[order])
+
+
+def _order(family: Family, place: Place, shape: tuple[int, ...]) -> Tensor | slice | None:
+    """Return the file's row for each row of a matrix; None if more than rows is reordered."""
+    if place.view is None:
+        return slice(None)
+    rows = place.view(family, torch.arange(shape[0])[:, None].expand(shape))
+    if rows.shape[-1] != shape[1] or not (rows == rows[..., :1]).all():
+        return None
+    return rows[..., 0].flatten().argsort()
 
 
 def _view(family: Family, place: Place, out: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ....shared.errors import ModelLoadError
-from ..formats.tensors import Readable
+from ..formats.tensors import Readable, Unpacked
+from ..placing.file_numbers import empty_weight
 from ..plan import DecoderPlan
 
 
@@ -44,12 +45,22 @@ class FileModule(nn.Module):
         tensors: of the files, by the names of the module's tensors.
         dtype: of all tensors.
         angles: the modules that compute angles, by their names.
+        takes_file_numbers: linear layers whose numbers in the file our kernels can use get weights without content.
     """
 
     device = torch.device("cpu")
 
-    def __init__(self, tensors: Readable, plan: DecoderPlan, dtype: torch.dtype, angles: dict[str, nn.Module]) -> None:
+    def __init__(
+        self,
+        tensors: Readable,
+        plan: DecoderPlan,
+        dtype: torch.dtype,
+        angles: dict[str, nn.Module],
+        *,
+        takes_file_numbers: bool = False,
+    ) -> None:
         super().__init__()
+        self._takes_file_numbers = takes_file_numbers
         self.dtype = dtype
         self._tensors = tensors
         self._plan = plan
@@ -68,14 +79,20 @@ class FileModule(nn.Module):
             return self._embedding_module()
         if target not in self._leaves:
             if target == self._plan.head:
-                return _linear_layer(self._embedding_module().weight, None)
+                weight = self._empty_weight(self._plan.embedding)
+                return _linear_layer(self._embedding_module().weight if weight is None else weight, None)
             # A part without tensors of its own, such as a whole feed-forward part.
             return _Part(target, {})
+        of_layers = self._plan.layer_embeddings
+        is_embedding = of_layers is not None and target == of_layers.embedding
+        weight = None if is_embedding else self._empty_weight(target)
+        if weight is not None:
+            has_bias = "bias" in self._leaves[target]
+            return _linear_layer(weight, self._read_tensor(f"{target}.bias") if has_bias else None)
         parts = {leaf: self._read_tensor(f"{target}.{leaf}") for leaf in self._leaves[target]}
         weight = parts.get("weight")
         if weight is not None and weight.ndim == 2 and parts.keys() <= {"weight", "bias"}:
-            of_layers = self._plan.layer_embeddings
-            if of_layers is not None and target == of_layers.embedding:
+            if of_layers is not None and is_embedding:
                 return ScaledEmbedding(weight, of_layers.embedding_scale)
             return _linear_layer(weight, parts.get("bias"))
         return _Part(target, parts)
@@ -88,6 +105,14 @@ class FileModule(nn.Module):
             weight = self._read_tensor(f"{self._plan.embedding}.weight")
             self._embedding = ScaledEmbedding(weight, self._plan.embedding_scale)
         return self._embedding
+
+    def _empty_weight(self, layer: str) -> nn.Parameter | None:
+        """Return a weight that knows its source, for a linear layer whose numbers in the file can be used."""
+        source = self._tensors.get(f"{layer}.weight")
+        is_linear = set(self._leaves.get(layer, ())) <= {"weight", "bias"}
+        if not self._takes_file_numbers or not is_linear or not isinstance(source, Unpacked) or source.blocks is None:
+            return None
+        return empty_weight(source)
 
     def _read_tensor(self, name: str) -> Tensor:
         if name not in self._tensors:
@@ -111,7 +136,7 @@ class ScaledEmbedding(nn.Module):
 
 def _linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
+    linear.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
     if bias is not None:
         linear.bias = nn.Parameter(bias, requires_grad=False)
     return linear

@@ -36,7 +36,7 @@ from ..pooling.loading import as_decoder, make_pooling
 from ..shared_experts import ExpertRanks, share_and_check, share_experts
 from .calibration import calibration_prompts, do_not_report
 from .candidates import choose_forward
-from .preparing import describe_preparation, pack, prepare, prepared_tolerance
+from .preparing import describe_preparation, pack, prepare, prepared_tolerance, weight_format
 from .rank_checks import explaining_ranks
 from .reading import ReadModel, read_model, read_module
 from .stored import store_model
@@ -121,7 +121,6 @@ def load_model(
         "is_length_chosen": config.max_model_len is not None,
         "vocab_size": vocab_size,
         "num_parameters": read.num_parameters,
-        "quantization": config.quantization,
         "weight_conversions": read.weight_conversions,
         "expert_ranks": expert_ranks,
         "num_experts": 0 if expert_ranks is None else share_and_check(read.module, expert_ranks, architecture),
@@ -160,6 +159,7 @@ def _load_generating(
         attention_backend=backend,
         vision=vision,
         image_refusal=refusal,
+        quantization=weight_format(config, folder, forward.network),
         groups=groups,
         is_row_independent=is_row_independent(forward, backend),
         **common,
@@ -184,7 +184,7 @@ def _load_pooling(
         is_encoder = is_bidirectional(module, vocab_size)
         pooling = make_pooling(module, settings, architecture, is_encoder=is_encoder)
         if is_encoder:
-            forward = _encoder_forward(module, architecture, vocab_size, config)
+            forward = _encoder_forward(module, architecture, vocab_size, config, folder)
             longest = min(longest, forward.max_text_len or longest)
             # For an encoder, transformers' own attention is the reference.
             requested = "auto" if config.attention_backend == "reference" else config.attention_backend
@@ -200,12 +200,13 @@ def _load_pooling(
         eos_token_ids=[],
         attention_backend=backend,
         pooling=pooling,
+        quantization=weight_format(config, folder, forward.network),
         **common,
     )
 
 
 def _encoder_forward(
-    module: PreTrainedModel, architecture: str, vocab_size: int, config: EngineConfig
+    module: PreTrainedModel, architecture: str, vocab_size: int, config: EngineConfig, folder: Path
 ) -> EncoderForward:
     reference, device = EncoderReference(module, vocab_size), device_of(config)
     forward, plan = encoder_forward(module, architecture, reference), None
@@ -213,8 +214,8 @@ def _encoder_forward(
         plan = plan_of(forward, architecture, config.quantization)
     pack(module, config, device)
     if plan is not None:
-        forward = compile_encoder(forward, plan, reference, prepared_tolerance(config), architecture)
-    reference.check(forward, prepared_tolerance(config), f"{architecture} with {describe_preparation(config)}")
+        forward = compile_encoder(forward, plan, reference, prepared_tolerance(config, folder), architecture)
+    reference.check(forward, prepared_tolerance(config, folder), f"{architecture} with {describe_preparation(config)}")
     return forward
 
 
@@ -250,7 +251,7 @@ def _choose_forward(
             report=report,
             text=check_prompt(folder, config, vocab_size, longest) if read else None,
         ),
-        prepared_tolerance(config),
+        prepared_tolerance(config, folder),
         describe_preparation(config),
         **({"reference": read.reference, "modes": read.modes, "is_whole": read.is_whole} if read else {}),
     )

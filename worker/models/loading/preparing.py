@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import structlog
 import torch
@@ -21,10 +22,11 @@ from ....shared.errors import ModelLoadError
 from ...config.engine_config import EngineConfig
 from ..attention.call import CacheFormat
 from ..checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE
+from ..formats.declared import declared_quantization
 from ..forward import Forward
 from ..lean.captured import make_captured
 from ..lean.native import make_native
-from ..placing.packed_linear import pack_linear_layers
+from ..placing.packed_linear import has_file_numbers, pack_linear_layers
 from ..placing.quantized_linear import quantize_linear_layers
 from .calibration import do_not_report, pack_by_examples, run_prompts, varied_prompt
 from .text_check import TextCheck
@@ -115,11 +117,21 @@ def prepare(
     )
 
 
-def prepared_tolerance(config: EngineConfig) -> float | None:
-    """Return the tolerance of the prepared model's logits; None for that of its dtype."""
+def prepared_tolerance(config: EngineConfig, folder: Path) -> float | None:
+    """Return the tolerance of the prepared logits of the model in ``folder``; None for that of its dtype."""
     if config.has_four_bit_weights:
         return FOUR_BITS_TOLERANCE
-    return QUANTIZED_TOLERANCE if config.quantization or config.eight_bit_cache else None
+    takes_bytes = config.takes_file_numbers and declared_quantization(folder) is not None
+    return QUANTIZED_TOLERANCE if config.quantization or config.eight_bit_cache or takes_bytes else None
+
+
+def weight_format(config: EngineConfig, folder: Path, network: nn.Module) -> str | None:
+    """Return the format of the linear layers of ``network``, read from ``folder``; None for the model's dtype.
+
+    It is the one of ``config``, or that of the file whose numbers are used.
+    """
+    declared = declared_quantization(folder)
+    return config.quantization or (declared.method if declared and has_file_numbers(network) else None)
 
 
 def describe_preparation(config: EngineConfig) -> str:

@@ -56,7 +56,7 @@ from ..placing.packed_linear import pack_linear_layers
 from ..plan import AnglesPlan, DecoderPlan, LayerPlan
 from .file_module import Angles, AnglesKind, FileModule
 from .packed_weights import PackedWeights, write_packed_weights
-from .preparing import prepare, prepared_tolerance
+from .preparing import prepare, prepared_tolerance, weight_format
 
 _PACKAGE = Path(__file__).parents[3]
 # Folders whose code determines what is stored, and how it is used.
@@ -235,14 +235,15 @@ def _load_from(stored: StoredModel, config: EngineConfig, folder: Path, packed: 
     if network is None:
         with _torch_on_one_thread(), open_tensors(folder, stored.torch_dtype) as tensors:
             shapes = _shapes_of(tensors)
-            module = _module_of(tensors, stored.plan, stored.torch_dtype, stored.angles)
+            takes = config.takes_file_numbers
+            module = _module_of(tensors, stored.plan, stored.torch_dtype, stored.angles, takes_file_numbers=takes)
             network = LeanDecoder(module, stored.plan, partial(_map_layers, quantization=config.quantization))
     module = _module_of({}, stored.plan, stored.torch_dtype, stored.angles)
     lean: Forward = LeanForward(module, settings, network, _stored_calls(stored, module))
     forward = prepare(lean, config, module.device, stored.vocab_size, stored.max_model_len)
     if not isinstance(forward, NativeForward):
         raise ModelLoadError("the compiled library cannot compute it any more")
-    _references_of(stored, settings).compare_with(forward, prepared_tolerance(config))
+    _references_of(stored, settings).compare_with(forward, prepared_tolerance(config, folder))
     if packed is None:
         _store_packed(config, folder, stored.build, network, shapes)
     return_free_memory()
@@ -257,7 +258,7 @@ def _load_from(stored: StoredModel, config: EngineConfig, folder: Path, packed: 
         num_parameters=stored.num_parameters,
         attention_backend=stored.attention_backend,
         image_refusal=stored.image_refusal,
-        quantization=config.quantization,
+        quantization=weight_format(config, folder, network),
         is_row_independent=is_row_independent(forward, stored.attention_backend),
     )
 
@@ -336,8 +337,10 @@ def _empty_network(
     return LeanDecoder(_module_of(empty, plan, dtype, angles), plan)
 
 
-def _module_of(tensors: Readable, plan: DecoderPlan, dtype: torch.dtype, angles: list[AnglesKind]) -> Any:
-    return FileModule(tensors, plan, dtype, _angles_modules(plan, angles))
+def _module_of(
+    tensors: Readable, plan: DecoderPlan, dtype: torch.dtype, angles: list[AnglesKind], **options: bool
+) -> Any:
+    return FileModule(tensors, plan, dtype, _angles_modules(plan, angles), **options)
 
 
 def _angles_modules(whole: DecoderPlan, angles: list[AnglesKind]) -> dict[str, nn.Module]:

@@ -31,6 +31,7 @@ from ....kernels.linear import (
     split_weight,
     unpack_weight,
 )
+from .file_numbers import pack_file_numbers, with_content
 
 Packing = Callable[[Tensor, Tensor | None, Arena], PackedWeight]
 
@@ -92,6 +93,11 @@ class OwnPackedLinear(PackedLinear):
             offsets=self._offsets,
         )
 
+    @property
+    def has_file_numbers(self) -> bool:
+        """Whether the weight has the numbers of a quantized file."""
+        return self.packed_weight.blocks is not None
+
     def move(self, packed: Tensor) -> None:
         """Use ``packed``, which has the same content, as the packed weight."""
         self._packed = packed
@@ -122,7 +128,8 @@ def pack_linear_layers(model: nn.Module, quantization: str | None = None, arena:
 
     Args:
         quantization: "int8" to store weights in bytes where possible; "int4" to store the large ones in four bits,
-            "int4-mixed" the large ones that are not sensitive.
+            "int4-mixed" the large ones that are not sensitive; None for the numbers of a quantized file as they are,
+            and for other weights in their dtype.
         arena: memory for the packed weights; None for a new one.
     """
     return replace_linear_layers(model, partial(_pack, quantization=quantization, arena=arena or Arena()))
@@ -141,6 +148,11 @@ def replace_linear_layers(model: nn.Module, make: Callable[[str, nn.Linear], nn.
             model.set_submodule(path, replacement)
             num_replaced += 1
     return num_replaced
+
+
+def has_file_numbers(model: nn.Module) -> bool:
+    """Return whether linear layers of ``model`` use the numbers of a quantized file as they are."""
+    return any(isinstance(each, OwnPackedLinear) and each.has_file_numbers for each in model.modules())
 
 
 def linear_layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
@@ -174,6 +186,11 @@ def concatenate_outputs(linears: Sequence[OwnPackedLinear]) -> PackedWeight:
 
 
 def _pack(path: str, plain: nn.Linear, quantization: str | None, arena: Arena) -> PackedLinear | None:
+    file_numbers = pack_file_numbers(plain, arena) if quantization is None else None
+    if file_numbers is not None:
+        return OwnPackedLinear(plain, file_numbers)
+    if plain.weight.is_meta:
+        plain.weight = nn.Parameter(with_content(plain.weight), requires_grad=False)
     pack = _packing_of(path, plain, quantization)
     if pack is not None:
         return OwnPackedLinear(plain, pack(plain.weight, plain.bias, arena))

@@ -30,6 +30,7 @@ from ....shared.values.shown import shown
 from ..checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE
 from ..formats.declared import COMPANION_FILES, QUANTIZATION_FIELDS, declared_quantization
 from ..loaded import LoadedModel
+from ..placing.packed_linear import has_file_numbers
 
 _SAMPLE_BYTES = 4096
 _DIGITS = 12
@@ -258,7 +259,7 @@ def save_sharded_state(
             another engine would round them again.
         ModelLoadError: the model has another form than its configuration by now.
     """
-    if model.quantization is not None:
+    if model.quantization is not None and not has_file_numbers(model.network):
         raise EngineStateError(
             f"the engine holds its weights in {model.quantization} alone, and what is rounded twice gives other "
             "tokens; save them from an engine that was started without --quantization"

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from ...placing.file_numbers import contents_of, mark_joined
+
 
 def fuse_linear(parts: Sequence[nn.Linear]) -> nn.Linear:
     """Return one layer whose output is the concatenated output of ``parts``.
@@ -16,15 +18,16 @@ def fuse_linear(parts: Sequence[nn.Linear]) -> nn.Linear:
     if len(parts) == 1:
         return parts[0]
     has_bias = any(part.bias is not None for part in parts)
-    weight = concatenate([part.weight.detach() for part in parts])
+    weights = [part.weight for part in parts]
+    weight = mark_joined(concatenate(contents_of(weights)), weights)
     fused = nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias, device="meta")
-    fused.weight = nn.Parameter(weight, requires_grad=False)
+    fused.weight = weight
     if has_bias:
         fused.bias = nn.Parameter(concatenate([_bias(part) for part in parts]), requires_grad=False)
     start = 0
     for part in parts:
         end = start + part.out_features
-        part.weight = nn.Parameter(weight[start:end], requires_grad=False)
+        part.weight = nn.Parameter(weight.detach()[start:end], requires_grad=False)
         if part.bias is not None:
             part.bias = nn.Parameter(fused.bias.detach()[start:end], requires_grad=False)
         start = end

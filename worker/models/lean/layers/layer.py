@@ -179,11 +179,11 @@ class FeedingLayer(AnyLayer):
 class LeanLayer(AnyLayer):
     """A layer with attention."""
 
-    def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
+    def __init__(self, own: Any, plan: LayerPlan) -> None:
         attention = plan.attention
         assert isinstance(attention, AttentionPlan)
         qkv: Any = [own.get_submodule(name) for name in attention.qkv]
-        device = qkv[0].weight.device
+        device = own.device
         super().__init__(own, plan, device)
         self.attention = attention
         self.head_dim, self.scale = attention.head_dim, attention.scale

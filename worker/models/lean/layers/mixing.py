@@ -26,11 +26,11 @@ class MixingLayer(AnyLayer):
     …]``.
     """
 
-    def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
+    def __init__(self, own: Any, plan: LayerPlan) -> None:
         mixer = plan.attention
         assert isinstance(mixer, MixerPlan)
         inner: Any = [own.get_submodule(name) for name in mixer.inner]
-        super().__init__(own, plan, inner[0].weight.device)
+        super().__init__(own, plan, own.device)
         self.mixer = mixer
         self.inner_sizes = [part.out_features for part in inner]
         self.rows_proj = fuse_linear(inner)
