@@ -76,7 +76,7 @@ def drawn_model(model_type: str) -> PreTrainedModel:
     model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or len(parameter) == 1:
                 parameter += 0.2 * torch.randn(parameter.shape)
         if config.tie_word_embeddings and model_type in CONVERSIONS:
             # Else every token would be followed by itself.

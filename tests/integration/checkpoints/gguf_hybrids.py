@@ -117,6 +117,33 @@ def nemotron_keys(config: Any) -> Keys:
     }
 
 
+def nemotron_moe_keys(config: Any) -> Keys:
+    return {
+        **nemotron_keys(config),
+        # Of layers with experts.
+        "feed_forward_length": [config.moe_intermediate_size * (kind == "moe") for kind in config.layers_block_type],
+        "moe_latent_size": config.moe_latent_size,
+        "expert_count": config.n_routed_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_feed_forward_length": config.moe_shared_expert_intermediate_size,
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_weights_scale": float(config.routed_scaling_factor),
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+    }
+
+
+def nemotron_moe(config: Any, name: str, tensor: Tensor) -> Pairs:
+    if name.endswith("e_score_correction_bias"):
+        return [(f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor)]
+    if ".experts." in name:
+        part = "up" if "up_proj" in name else "down"
+        return [(f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight", tensor)]
+    return nemotron(config, name, tensor)
+
+
 def granite_keys(config: Any) -> Keys:
     attends = [kind in ("attention", "full_attention") for kind in config.layer_types]
     return {
@@ -156,6 +183,16 @@ HYBRIDS = {
         "falcon-h1", {"mamba_norm_before_gate": False, **_MULTIPLIERS}, mamba_keys, falcon, folds=True
     ),
     "nemotron_h": Conversion("nemotron_h", {**_BLOCKS, "n_groups": 2}, nemotron_keys, nemotron),
+    "nemotron_h with experts": Conversion(
+        "nemotron_h_moe",
+        {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "routed_scaling_factor": 2.5,
+            "moe_latent_size": 32,
+        },
+        nemotron_moe_keys,
+        nemotron_moe,
+    ),
     "granitemoehybrid": Conversion(
         "granitehybrid", {"embedding_multiplier": 3.0, "residual_multiplier": 0.5}, granite_keys, granite
     ),

@@ -27,7 +27,7 @@ NUM_TOKENS = 24
 @pytest.mark.parametrize("model_type", CONVERSIONS)
 def test_a_file_gives_the_tokens_of_its_model(model_type: str, tmp_path: Path) -> None:
     model: Any = drawn_model(model_type)
-    path = write_converted(tmp_path / "model.gguf", model)
+    path = write_converted(tmp_path / "model.gguf", model, model_type)
     folder = gguf_folder(path, tmp_path / "cache")
     loaded = load(folder)
     assert type(loaded) is type(model)

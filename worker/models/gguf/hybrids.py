@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .families import Architecture, Family, Place, Places, Shape
-from .mixtures import EXPERTS, GRANITE_FIELDS, SHARED_EXPERT, half
+from .mixtures import EXPERTS, GRANITE_FIELDS, ROUTING, SHARED_EXPERT, half
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,10 +201,10 @@ def _of_falcon(family: Family) -> dict[str, Any]:
 
 def _of_nemotron(family: Family) -> dict[str, Any]:
     num_heads = family.number("ssm.time_step_rank")
-    widths = family.value("feed_forward_length")
+    widths, network = family.value("feed_forward_length"), "E" if family.value("expert_count") else "-"
     kinds = zip(family.kv_heads_by_layer, widths, strict=False)
     return {
-        "hybrid_override_pattern": "".join("*" if heads else "-" if width else "M" for heads, width in kinds),
+        "hybrid_override_pattern": "".join("*" if heads else network if width else "M" for heads, width in kinds),
         "mamba_num_heads": num_heads,
         "mamba_head_dim": family.number("ssm.inner_size") // num_heads,
         "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in family.file.tensors),
@@ -227,6 +227,24 @@ def _of_granite(family: Family) -> dict[str, Any]:
     }
 
 
+_NEMOTRON_LAYER: dict[str, Places] = {
+    **_mamba("mixer"),
+    "attn_norm": "norm",
+    **{f"attn_{name}": f"mixer.{name}_proj" for name in ("q", "k", "v")},
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+}
+_NEMOTRON_TOP = {"token_embd": "model.embeddings", "output_norm": "model.norm_f"}
+_NEMOTRON_FIELDS = {"n_groups": "ssm.group_count", "ssm_state_size": "ssm.state_size", "conv_kernel": "ssm.conv_kernel"}
+_NEMOTRON_EXPERTS: dict[str, Places] = {
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+    **{f"ffn_{name}_exps": f"mixer.experts.{{}}.{name}_proj" for name in ("up", "down")},
+    **{f"ffn_{name}_shexp": f"mixer.shared_experts.{name}_proj" for name in ("up", "down")},
+}
 _MAMBA_FIELDS = {
     "mamba_n_groups": "ssm.group_count",
     "mamba_d_state": "ssm.state_size",
@@ -309,16 +327,26 @@ HYBRIDS = {
     "nemotron_h": Architecture(
         "nemotron_h",
         "NemotronHForCausalLM",
-        layer={
-            **_mamba("mixer"),
-            "attn_norm": "norm",
-            **{f"attn_{name}": f"mixer.{name}_proj" for name in ("q", "k", "v")},
-            "attn_output": "mixer.o_proj",
-            "ffn_up": "mixer.up_proj",
-            "ffn_down": "mixer.down_proj",
+        layer=_NEMOTRON_LAYER,
+        top=_NEMOTRON_TOP,
+        fields=_NEMOTRON_FIELDS,
+        norm_eps="layer_norm_epsilon",
+        is_interleaved=True,
+        more=_of_nemotron,
+    ),
+    "nemotron_h_moe": Architecture(
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        layer={**_NEMOTRON_LAYER, **_NEMOTRON_EXPERTS},
+        top=_NEMOTRON_TOP,
+        fields={
+            **_NEMOTRON_FIELDS,
+            **ROUTING,
+            "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+            "moe_latent_size": "moe_latent_size",
+            "n_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
         },
-        top={"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
-        fields={"n_groups": "ssm.group_count", "ssm_state_size": "ssm.state_size", "conv_kernel": "ssm.conv_kernel"},
         norm_eps="layer_norm_epsilon",
         is_interleaved=True,
         more=_of_nemotron,

@@ -130,7 +130,7 @@ _DEEPSEEK_LAYER: dict[str, Places] = {
         "self_attn.kv_b_proj", _values_of_heads, lambda family, shape: _keys_and_values(family, shape, -1)
     ),
 }
-_ROUTING = {
+ROUTING = {
     "n_routed_experts": "expert_count",
     "n_shared_experts": "expert_shared_count",
     "num_experts_per_tok": "expert_used_count",
@@ -139,7 +139,20 @@ _ROUTING = {
     "routed_scaling_factor": "expert_weights_scale",
     "norm_topk_prob": "expert_weights_norm",
 }
-_DEEPSEEK_FIELDS = {**_ROUTING, "kv_lora_rank": "attention.kv_lora_rank"}
+_DEEPSEEK_FIELDS = {**ROUTING, "kv_lora_rank": "attention.kv_lora_rank"}
+_ERNIE_LAYER: dict[str, Places] = {
+    **_SHARED_EXPERTS,
+    "exp_probs_b.bias": Place(
+        "mlp.gate.moe_statics.e_score_correction_bias", shape=lambda _family, shape: (1, shape[-1])
+    ),
+}
+_HUNYUAN_LAYER: dict[str, Places] = {
+    **EXPERTS,
+    "ffn_gate_inp": "mlp.gate.wg",
+    **{f"ffn_{name}_shexp": f"mlp.shared_mlp.{name}_proj" for name in ("gate", "up", "down")},
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
 _GATE, _UP = _alternate("mlp.experts.gate_up_proj", 0), _alternate("mlp.experts.gate_up_proj", 1)
 _GRANITE_EXPERTS: dict[str, Places] = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
@@ -212,10 +225,32 @@ MIXTURES = {
         "glm4_moe",
         "Glm4MoeForCausalLM",
         layer={**_SHARED_EXPERTS, "post_attention_norm": "post_attention_layernorm"},
-        fields={**_ROUTING, "n_group": "expert_group_count", "topk_group": "expert_group_used_count"},
+        fields={**ROUTING, "n_group": "expert_group_count", "topk_group": "expert_group_used_count"},
         constants={"norm_topk_prob": False, "n_group": 1, "topk_group": 1},
         rotates_part=True,
         more=_of_glm4_moe,
+    ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        layer=_ERNIE_LAYER,
+        fields={
+            "moe_num_experts": "expert_count",
+            "moe_k": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "moe_num_shared_experts": "expert_shared_count",
+            "moe_layer_start_index": "leading_dense_block_count",
+            "moe_layer_interval": "interleave_moe_layer_step",
+        },
+        constants={"moe_num_shared_experts": 0},
+        more=lambda family: {"use_bias": family.has_tensor("blk.0.attn_output.bias")},
+    ),
+    "hunyuan-moe": Architecture(
+        "hunyuan_v1_moe",
+        "HunYuanMoEV1ForCausalLM",
+        layer=_HUNYUAN_LAYER,
+        fields={"num_experts": "expert_count", "moe_topk": "expert_used_count"},
+        more=lambda family: {"attention_bias": family.has_tensor("blk.0.attn_q.bias")},
     ),
     "minimax-m2": Architecture(
         "minimax_m2",
