@@ -36,6 +36,11 @@ def allowed(client: TestClient, origin: str) -> str | None:
     return plain.headers.get("access-control-allow-origin")
 
 
+def test_pages_may_read_all_headers() -> None:
+    plain = browser("https://example.org").get("/", headers={"origin": "https://example.org"})
+    assert plain.headers["access-control-expose-headers"] == "*"
+
+
 @pytest.mark.parametrize(
     ("pattern", "inside", "outside"),
     [
