@@ -1,8 +1,10 @@
-"""Bodies of all endpoints with a body: fields without effect are named and counted, or refused."""
+"""Bodies of all endpoints with a body: fields without effect are named and counted, or refused; repeated ones."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import struct
 from typing import Any
 
 import httpx
@@ -11,8 +13,15 @@ import pytest
 
 from penstock.producer.gateway.app import OPERATIONS
 from penstock.producer.gateway.operations import build_openapi
+from penstock.shared.broker import Broker, FinalRecord
+from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import ModelCard, PoolingSetup
+from penstock.shared.keys import Keys
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.params.pooling import Pooled
 
-from .harness import serve_gateway
+from .harness import claim_one, serve_gateway
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 # By the name of the body's schema: its required fields. No worker serves the model.
@@ -95,3 +104,25 @@ def test_every_body_is_tried() -> None:
     bodies_of_operations = {operation.body for operation in OPERATIONS if operation.body_media_type.endswith("json")}
     assert {body.__name__ for body in bodies_of_operations if body is not None} == BODIES.keys()
     assert all(issubclass(body, msgspec.Struct) for body in bodies_of_operations if body is not None)
+
+
+async def test_classes_are_computed_once_per_key(
+    commands: CommandConnection, namespace: str, broker: Broker, deployment: dict[str, str]
+) -> None:
+    pooling = PoolingSetup(labels=("no", "yes"))
+    card = ModelCard(model="m", max_model_len=100, registered_at=2.0, supported_tasks=("classify",), pooling=pooling)
+    await commands.execute("HSET", Keys(namespace).models(), "m", msgspec.json.encode(card))
+    body, headers = {"model": "m", "input": ["a", "b"]}, {"Idempotency-Key": "one"}
+    async with serve_gateway(**deployment) as here, serve_gateway(**deployment) as there:
+        calls = [asyncio.ensure_future(http.post("/classify", json=body, headers=headers)) for http in (here, there)]
+        for number in range(2):
+            claim = await claim_one(broker)
+            pooled = Pooled(data=struct.pack("<2f", number, 1 - number), shape=(2,))
+            delta = Delta(pooled=pooled, finish_reason=FinishReason.STOP)
+            assert await broker.finish([FinalRecord(claim.request_id, claim.epoch, delta)]) == []
+        calls.append(asyncio.ensure_future(there.post("/classify", json=body, headers=headers)))
+        first, *others = [(await call).json() for call in calls]
+        other = await here.post("/classify", json=body | {"input": "a"}, headers=headers)
+    assert others == [first] * 2
+    assert {row["label"] for row in first["data"]} == {"no", "yes"}
+    assert (other.status_code, await broker.count_waiting()) == (409, 0)
