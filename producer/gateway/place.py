@@ -6,7 +6,7 @@ Redis is asked only about a request that has no output after some time. So a req
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -74,7 +74,7 @@ class Place:
             try:
                 while is_waiting:
                     await asyncio.wait([upcoming], timeout=due_at - loop.time())
-                    if upcoming.done() and loop.time() < due_at:
+                    if upcoming.done() and (loop.time() < due_at or upcoming.exception() is not None):
                         yield await upcoming
                         upcoming = asyncio.ensure_future(anext(pieces))
                         is_waiting = has_preamble or not is_first
@@ -104,24 +104,19 @@ class Place:
 
     async def retry_after_s(self) -> float:
         """Return the estimated wait of the request's band, for a caller whose request has expired."""
-        try:
-            async with asyncio.timeout(_ASK_TIMEOUT_S):
-                model = await self._client.resolve_model(self._model)
-                status, stats = await asyncio.gather(
-                    self._client.status(self._request_id, model), self._client.queue_stats(model)
-                )
-        except (PenstockError, TimeoutError) as error:
-            log.debug("place_unknown", error=str(error))
-            return RETRY_AFTER_S
-        waits = [band.estimated_wait_s for band in stats.bands if band.band == status.band]
-        return next((wait_s for wait_s in waits if wait_s is not None), RETRY_AFTER_S)
+        status, stats = await self._status(), await self._ask(self._client.queue_stats)
+        bands = [] if status is None or stats is None else [band for band in stats.bands if band.band == status.band]
+        return next((band.estimated_wait_s for band in bands if band.estimated_wait_s is not None), RETRY_AFTER_S)
 
     async def _status(self) -> RequestStatus | None:
-        """Return the state of the request; None if it is not in the queue yet, or if Redis does not answer in time."""
+        """Return the state of the request; None also if it is not in the queue yet."""
+        return await self._ask(lambda model: self._client.status(self._request_id, model))
+
+    async def _ask(self, call: Callable[[str], Awaitable[T]]) -> T | None:
+        """Return the result of a call for the model; None if it is refused, or Redis does not answer in time."""
         try:
             async with asyncio.timeout(_ASK_TIMEOUT_S):
-                model = await self._client.resolve_model(self._model)
-                return await self._client.status(self._request_id, model)
+                return await call(await self._client.resolve_model(self._model))
         except (PenstockError, TimeoutError) as error:
             log.debug("place_unknown", error=str(error))
             return None

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.producer import Client
 from penstock.producer.gateway.place import POSITION_HEADER, START_HEADER, Place
+from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.sse import COMMENT
 from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.messages.deltas import Delta
@@ -99,6 +100,16 @@ async def test_a_request_that_is_unknown_yet_is_asked_for_again(client: Client, 
     assert await anext(pieces) == f": {POSITION_HEADER}=1\n\n".encode()
     release.set()
     assert [piece async for piece in pieces if not piece.startswith(b":")] == [b"x"]
+
+
+async def test_a_refusal_at_the_last_moment_is_raised_before_any_piece(client: Client, broker: Broker) -> None:
+    async def refused() -> AsyncGenerator[bytes]:
+        raise OpenAIError(400, "no")
+        yield b""
+
+    place = Place(client, "m", "own", wait_s=1e-9, every_s=1.0)
+    with pytest.raises(OpenAIError, match="no"):
+        await anext(place.around(refused()))
 
 
 @pytest.mark.parametrize("path", BODIES)
