@@ -33,7 +33,8 @@ STATUS_WAIT_S = 0.5
 # The default of browsers is three to five seconds.
 RETRY_MS = 1000
 
-COMMENT = b":\n\n"
+# No empty line follows: after an event with an id, the openai package takes that for an event without data.
+COMMENT = b":\n"
 HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",
     # Compression would delay events. "no-transform" keeps proxies from compressing, and "identity" middleware that

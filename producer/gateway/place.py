@@ -142,4 +142,4 @@ def _headers(status: RequestStatus | None) -> dict[str, str]:
 
 def _comment(headers: dict[str, str]) -> bytes:
     fields = " ".join(f"{name}={value}" for name, value in headers.items())
-    return f": {fields}\n\n".encode() if fields else COMMENT
+    return f": {fields}\n".encode() if fields else COMMENT

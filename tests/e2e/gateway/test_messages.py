@@ -65,7 +65,7 @@ class Frame:
     """An event as it was sent: its type, its id and its data."""
 
     def __init__(self, text: str) -> None:
-        lines = dict(line.split(": ", 1) for line in text.splitlines())
+        lines = dict(line.split(": ", 1) for line in text.splitlines() if not line.startswith(":"))
         self.kind, self.event_id, self.data = lines["event"], lines.get("id"), json.loads(lines["data"])
         assert self.data["type"] == self.kind
 
@@ -82,7 +82,7 @@ async def read_frames(
         async for text in response.aiter_text():
             pending += text
             *whole, pending = pending.split("\n\n")
-            frames += [Frame(frame) for frame in whole if frame and not frame.startswith(":")]
+            frames += [Frame(frame) for frame in whole if frame.strip(":\n")]
             if limit is not None and len(frames) >= limit:
                 return frames[:limit]
     return frames

@@ -55,7 +55,7 @@ async def texts(deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
 def comment_of(status: RequestStatus) -> bytes:
     assert status.position is not None
     start = "" if status.estimated_start_s is None else f" {START_HEADER}={status.estimated_start_s:.1f}"
-    return f": {POSITION_HEADER}={status.position}{start}\n\n".encode()
+    return f": {POSITION_HEADER}={status.position}{start}\n".encode()
 
 
 async def test_comments_follow_the_queue_until_the_start(
@@ -97,7 +97,7 @@ async def test_a_request_that_is_unknown_yet_is_asked_for_again(client: Client, 
     pieces = place.around(late())
     assert (await anext(pieces), place.headers) == (COMMENT, {})
     await client.submit("hi", request_id="own")
-    assert await anext(pieces) == f": {POSITION_HEADER}=1\n\n".encode()
+    assert await anext(pieces) == f": {POSITION_HEADER}=1\n".encode()
     release.set()
     assert [piece async for piece in pieces if not piece.startswith(b":")] == [b"x"]
 
@@ -136,7 +136,7 @@ async def test_accepted_requests_have_their_place(
             await asyncio.sleep(0.005)
         answer = await asking
     assert (answer.status_code, answer.headers[POSITION_HEADER]) == (200, "1")
-    assert (f": {POSITION_HEADER}=1\n\n" in answer.text) == stream
+    assert (f": {POSITION_HEADER}=1\n" in answer.text) == stream
     assert "Hi" in answer.text
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import msgspec
+import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
 from penstock.producer.openai.answers.common import created_at, new_id
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.results import RequestOutput, final_output
+from penstock.producer.sse import COMMENT
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, TokenLogprobs, Usage
 
@@ -123,6 +127,18 @@ def test_a_streamed_echo_sends_the_prompt_once() -> None:
     choices = [plain(chunks.feed(delta))["choices"][0] for delta in (first, second)]
     assert [choice["text"] for choice in choices] == ["hello y", "ou"]
     assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0, 2, 5], [7]]
+
+
+def test_the_openai_package_reads_comments_between_events() -> None:
+    """Its reader takes an empty line for an event once an id has come."""
+    chunks = prepare(CHAT, {"messages": MESSAGES, "stream": True}).events("chatcmpl-1", "m")
+    deltas = [Delta(token_ids=[1], text="a"), Delta(index=1, token_ids=[2], text="b")]
+    events = [b"id: %d\ndata: %b\n\n" % (i, msgspec.json.encode(chunks.feed(delta))) for i, delta in enumerate(deltas)]
+    content = COMMENT.join([b"", *events, b"data: [DONE]\n\n"])
+    with openai.OpenAI(base_url="http://localhost", api_key="none") as sdk:
+        response: Any = httpx.Response(200, content=content, request=httpx.Request("POST", "http://localhost"))
+        stream = openai.Stream(cast_to=ChatCompletionChunk, response=response, client=sdk)
+        assert [chunk.choices[0].delta.content for chunk in stream] == ["a", "b"]
 
 
 def test_offsets_count_the_characters_of_the_text() -> None:
