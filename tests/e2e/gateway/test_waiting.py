@@ -25,8 +25,8 @@ POSITION = "x-penstock-queue-position"
 
 @pytest.fixture
 def accepting(deployment: LocalStack, tmp_path: Path) -> Iterator[LocalGateway]:
-    """A gateway that accepts a stream after 3 s, and then sends comments all the time."""
-    options = ["--status-wait", "3", "--keep-alive", "0.05"]
+    """A gateway that accepts a stream after 8 s, and then sends comments all the time."""
+    options = ["--status-wait", "8", "--keep-alive", "0.05"]
     with LocalGateway(deployment.url, options, tmp_path / "gateway.log") as gateway:
         yield gateway
 
