@@ -77,6 +77,7 @@ def test_tokens_are_those_of_llama_cpp(codec: TextCodec) -> None:
     assert [codec.decode(token_ids, skip_special_tokens=False) for token_ids in tables] == texts
 
 
+@pytest.mark.timeout(1800)  # packs four bits twice
 def test_number_formats_stay_near_float32(smollm2: Path) -> None:
     text = DEFAULT_TEXT.read_text(encoding="utf-8")[:NUM_CHARACTERS]
     caches = [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}]

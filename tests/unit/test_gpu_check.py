@@ -249,6 +249,8 @@ def test_the_whole_plan_takes_every_test_and_kernel_and_ends_in_time() -> None:
     assert plan.total_s < 8 * 60
     assert set(plan.variant_batches) <= set(plan.batches), "else nothing to compare with"
     assert {variant.shape for variant in plan.variants} <= set(plan.shapes)
+    for option, formats in (("--quantization", {"int8", "fp8"}), ("--kv-cache-dtype", {"int8", "fp8"})):
+        assert {variant.options[1] for variant in plan.variants if variant.options[0] == option} == formats
 
 
 def test_checks_that_need_more_gpus_are_skipped_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

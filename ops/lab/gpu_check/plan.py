@@ -24,7 +24,7 @@ class Variant:
     shape: str
     options: tuple[str, ...]
     weight_bytes: int = 2
-    cached_bytes: int = 2
+    cached_bytes: float = 2
     num_gpus: int = 1
 
 
@@ -99,6 +99,8 @@ def full_plan(device: str) -> Plan:
             Variant("deterministic", "qwen06", ("--deterministic",)),
             Variant("async scheduling", "qwen06", ("--async-scheduling",)),
             Variant("fp8 cache", "qwen8b", ("--kv-cache-dtype", "fp8"), cached_bytes=1),
+            # With a scale in bfloat16 for each 32.
+            Variant("int8 cache", "qwen8b", ("--kv-cache-dtype", "int8"), cached_bytes=1 + 2 / 32),
             Variant("int8", "qwen8b", ("--quantization", "int8"), weight_bytes=1),
             Variant("fp8", "qwen8b", ("--quantization", "fp8"), weight_bytes=1),
             Variant("tensor parallel 2", "qwen8b", ("--tensor-parallel-size", "2"), num_gpus=2),

@@ -24,7 +24,7 @@ class Shape:
     heads_dim: int
     vocab_size: int
     weight_bytes: int = 2
-    cached_bytes: int = 2
+    cached_bytes: float = 2
 
     @classmethod
     def read(cls, folder: Path) -> Shape:
