@@ -299,6 +299,35 @@ MUTATIONS = (
         "true",
         broker_tests("test_deadlines.py"),
     ),
+    # Devices that may wake a model.
+    Mutation(
+        "a model that only sleeps is not served",
+        SCRIPTS + "parts/lib.lua",
+        "{'leases', 'homes'}",
+        "{'leases'}",
+        broker_tests("test_homes.py"),
+    ),
+    Mutation(
+        "two homes wake a model for one engine",
+        SCRIPTS + "engines/grant.lua",
+        "if num_engines >= tonumber(ARGV[5]) then return {'elsewhere', 0} end",
+        "",
+        broker_tests("test_homes.py"),
+    ),
+    Mutation(
+        "a home that died still serves its model",
+        SCRIPTS + "parts/homes.lua",
+        "  drop_homes(prefix, expired(prefix, 'homes'))\n",
+        "",
+        broker_tests("test_homes.py"),
+    ),
+    Mutation(
+        "requests that an engine returned wake no model",
+        SCRIPTS + "parts/homes.lua",
+        "local oldest = oldest_returned(prefix)",
+        "local oldest = {}",
+        broker_tests("test_homes.py"),
+    ),
     # Growing input.
     Mutation(
         "segments are not charged to the tenant's share",

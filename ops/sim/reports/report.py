@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from ....shared.swap.rule import Reason, repaid_per_s
 from ....shared.values.names import partition_name
 from ...statistics import percentile
 from ..devices import SwapLog
@@ -61,7 +62,7 @@ def make_report(simulated: Simulated) -> Report:
             if shard.away_at_s is not None
         ],
         swaps=[_swap_figures(swap_log, scenario.duration_s) for swap_log in simulated.swap_logs],
-        checks=[*_checks(scenario, simulated), *_swap_checks(simulated.swap_logs)],
+        checks=[*_checks(scenario, simulated), *_swap_checks(simulated.swap_logs, scenario.duration_s)],
         script_calls=simulated.num_calls,
         series=Series(
             at_s=[sample.at_s for sample in samples],
@@ -192,8 +193,8 @@ def _swap_figures(swap_log: SwapLog, duration_s: float) -> SwapFigures:
     )
 
 
-def _swap_checks(swap_logs: Sequence[SwapLog]) -> list[Check]:
-    """Return the checks of engines whose rule has a bound."""
+def _swap_checks(swap_logs: Sequence[SwapLog], duration_s: float) -> list[Check]:
+    """Return the checks of engines whose rule has bounds."""
     logs = [swap_log for swap_log in swap_logs if swap_log.kind.swaps.rule is SwapRule.STANDING]
     waits = [(wait, swap_log.bound_s(wait.band)) for swap_log in logs for wait in swap_log.waits]
     if not waits:
@@ -204,8 +205,21 @@ def _swap_checks(swap_logs: Sequence[SwapLog]) -> list[Check]:
             name="no model waits beyond the bound",
             holds=wait.wait_s <= bound_s,
             seen=f"{wait.model} waited {wait.wait_s:.1f} s at most, of {bound_s:.1f} s",
-        )
+        ),
+        *(_share_check(swap_log, duration_s) for swap_log in logs if swap_log.swaps),
     ]
+
+
+def _share_check(swap_log: SwapLog, duration_s: float) -> Check:
+    """Return the check of the cost of swaps for late models, which only repaid debt allows."""
+    cost_s = sum(swap.cost_s for swap in swap_log.swaps if swap.reason is Reason.LATE)
+    dearest = max(swap.cost_s for swap in swap_log.swaps)
+    most_s = repaid_per_s(swap_log.kind.swaps.options) * (duration_s - swap_log.swap_s) + dearest
+    return Check(
+        name="swaps for late models keep to max_share",
+        holds=cost_s <= most_s,
+        seen=f"they cost {cost_s:.1f} s, of {most_s:.1f} s",
+    )
 
 
 def _checks(scenario: Scenario, simulated: Simulated) -> list[Check]:
