@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import uvicorn
+from anthropic._streaming import SSEDecoder as AnthropicDecoder
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 from django.middleware.gzip import GZipMiddleware as DjangoGZip
 from django.test import AsyncRequestFactory
+from openai._streaming import SSEDecoder as OpenAIDecoder
 from starlette.middleware.gzip import GZipMiddleware as StarletteGZip
 
 from penstock.producer import Delta, FinishReason
@@ -173,6 +175,14 @@ async def test_silence_is_filled_and_a_reader_that_leaves_closes_the_events() ->
     server.leave()
     await answering
     assert events.closed
+
+
+@pytest.mark.parametrize("decoder", [OpenAIDecoder, AnthropicDecoder])
+def test_a_comment_between_events_is_no_event_to_a_package(decoder: Any) -> None:
+    """They keep the id of the last event, so an empty line after a comment would end an event without data."""
+    first, second = b"id: a:1\ndata: 1\n\n", b"id: a:2\ndata: 2\n\n"
+    pieces = [first, COMMENT, b": x-penstock-queue-position=1\n", COMMENT, second]
+    assert [event.data for event in decoder().iter_bytes(iter(pieces))] == ["1", "2"]
 
 
 async def test_an_error_before_the_first_event_is_raised_for_the_http_status() -> None:
