@@ -36,8 +36,8 @@ _MAX_KL = 1.0
 
 
 def check_prompt(folder: Path, config: EngineConfig, vocab_size: int, max_model_len: int) -> list[int]:
-    """Return the tokens for a ``TextCheck``; none if the formats are the model's own, if weights are random, or if
-    several ranks compute the model.
+    """Return the tokens for a ``TextCheck``; none if the formats are the model's own, if weights are random, if several
+    ranks compute the model, or if its vocabulary has no two tokens of the text.
     """
     is_smaller = config.quantization is not None or config.eight_bit_cache is not None
     if not is_smaller or not config.needs_weights or config.num_ranks > 1 or config.is_grouped:
@@ -45,7 +45,8 @@ def check_prompt(folder: Path, config: EngineConfig, vocab_size: int, max_model_
     tokenizer = Tokenizer.from_file(str(tokenizer_folder(folder, config.trust_remote_code) / TOKENIZER_FILE))
     tokenizer.no_truncation()
     ids = tokenizer.encode(QUALITY_TEXT.read_text(encoding="utf-8")[:_NUM_CHARACTERS]).ids
-    return [token_id for token_id in ids if token_id < vocab_size][: min(_NUM_TOKENS, max_model_len)]
+    prompt = [token_id for token_id in ids if token_id < vocab_size][: min(_NUM_TOKENS, max_model_len)]
+    return prompt if len(prompt) > 1 else []
 
 
 class TextCheck:
