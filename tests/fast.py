@@ -90,6 +90,7 @@ SLOW = (
     "integration/jobs",
     "integration/shards",
     "integration/sim/test_simulation.py",
+    "integration/sim/test_swaps.py",
     "integration/supervisor",
     "integration/top",
     "unit/deploy/test_kubernetes.py",

@@ -48,6 +48,8 @@ class Swaps(_Table, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_at_least("sleep_s", self.sleep_s, 0)
         check_at_least("wake_s", self.wake_s, 0.001)
+        if self.options.idle_sleep_s or self.options.idle_unload_s:
+            raise ValidationError("idle_sleep_s and idle_unload_s are not simulated; leave them out")
 
 
 class Engines(_Table, frozen=True, kw_only=True):

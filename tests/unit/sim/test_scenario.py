@@ -79,6 +79,10 @@ def test_there_are_scenarios() -> None:
             '[[engines]]\nnumber = 1\nmodels = ["b"]\nswaps = {options = {max_share = 0.9}}',
             "max_share must be above 0 and at most 0.5, got 0.9",
         ),
+        (
+            '[[engines]]\nnumber = 1\nmodels = ["b"]\nswaps = {options = {idle_sleep_s = 9}}',
+            "idle_sleep_s and idle_unload_s are not simulated",
+        ),
         ('models = ["other"]', "model must be one that engines serve (simulated), got 'other'"),
         ('arrivals = {shape = "crowds", number = 1, every_s = 0}', "every_s must be a number from 0.001 on"),
         ("number = ", "the scenario is no TOML"),
