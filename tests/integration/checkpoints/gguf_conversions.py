@@ -92,6 +92,26 @@ def gemma4(config: Any, name: str, tensor: Tensor) -> Pairs:
     return pairs
 
 
+def gemma3n(config: Any, name: str, tensor: Tensor) -> Pairs:
+    """The projections of AltUp are stacked."""
+    for stack, target in (("altup_projections", "altup_proj"), ("altup_unembed_projections", "altup_unembd_proj")):
+        if f".{stack}." in name:
+            return [(f"{target}.weight", tensor)]
+    return [(f"{name}.weight" if name.endswith("_scale") else name, tensor)]
+
+
+def gemma3n_keys(config: Any) -> Keys:
+    normal = torch.distributions.Normal(0.0, 1.0)
+    return {
+        **pattern_keys(config),
+        "activation_sparsity_scale": [float(normal.icdf(torch.tensor(s))) for s in config.activation_sparsity_pattern],
+        "altup.active_idx": config.altup_active_idx,
+        "altup.num_inputs": config.altup_num_inputs,
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+    }
+
+
 def gemma4_keys(config: Any) -> Keys:
     whole = config.to_dict()["per_layer_config"]["1"]["head_dim"]
     return {
@@ -331,6 +351,7 @@ CONVERSIONS = {
         window_keys,
         with_one_added,
     ),
+    "gemma3n_text": Conversion("gemma3n", {"tie_word_embeddings": True}, gemma3n_keys, gemma3n),
     "gemma4_text": Conversion("gemma4", {"tie_word_embeddings": True}, gemma4_keys, gemma4),
     "phi3": Conversion("phi3", {"rope_parameters": _LONG}, phi3_keys, phi3),
     "smollm3": Conversion("smollm3", convert=interleaved),

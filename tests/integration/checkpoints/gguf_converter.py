@@ -105,15 +105,19 @@ def write_converted(path: Path, model: PreTrainedModel, model_type: str = "") ->
     # Nor does the converter write the head that pretrains BERT.
     tied = model.all_tied_weights_keys if config.tie_word_embeddings else {}
     state = model.state_dict()
+    tensors: dict[str, list[Any]] = {}
     for name, tensor in (joined_heads(state) if key == "nomic-bert" else state).items():
         if name in tied or name.startswith("pooler."):
             continue
         for converted, numbers in conversion.convert(config, name, tensor):
             # Some conversions give ggml's names.
-            is_named = converted.startswith(("blk.", "rope_f"))
+            is_named = converted.startswith(("blk.", "rope_f", "altup_"))
             target = converted if is_named else names.get_name(converted, try_suffixes=(".weight", ".bias"))
             assert target is not None, f"{converted} has no name in GGUF"
-            writer.add_tensor(target, np.ascontiguousarray(numbers.numpy()))
+            tensors.setdefault(target, []).append(numbers.numpy())
+    for target, matrices in tensors.items():
+        # Several make up a stack.
+        writer.add_tensor(target, np.ascontiguousarray(matrices[0] if len(matrices) == 1 else np.stack(matrices)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any
 
 from ....shared.errors import ModelLoadError
@@ -16,6 +17,16 @@ from .rope import float32_tensor
 
 _AFTER_PARTS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA_NORMS = {**_AFTER_PARTS, "ffn_norm": "pre_feedforward_layernorm"}
+_LAYER_EMBEDDINGS = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_TOP_OF_LAYER_EMBEDDINGS = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
 
@@ -83,6 +94,19 @@ def _of_gemma4(family: Family) -> dict[str, Any]:
             "full_attention": {"rope_type": "proportional", "partial_rotary_factor": part, **theta},
             "sliding_attention": local,
         },
+    }
+
+
+def _of_gemma3n(family: Family) -> dict[str, Any]:
+    local = {"rope_type": "default", "rope_theta": family.real("rope.freq_base_swa", 10000.0)}
+    # Standard deviations above the mean that an input needs, where config.json has the share that stays below.
+    thresholds = family.value("activation_sparsity_scale", [])
+    return {
+        "intermediate_size": family.value("feed_forward_length"),
+        "vocab_size_per_layer_input": family.file.tensors["per_layer_token_embd.weight"].shape[0],
+        "laurel_rank": family.file.tensors["blk.0.laurel_l.weight"].shape[0],
+        "activation_sparsity_pattern": [round(NormalDist().cdf(each), 6) for each in thresholds] or None,
+        "rope_parameters": {"full_attention": family.rope(), "sliding_attention": local},
     }
 
 
@@ -208,15 +232,43 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_period=6,
         more=_of_gemma3,
     ),
+    "gemma3n": Architecture(
+        "gemma3n_text",
+        "Gemma3nForCausalLM",
+        layer={
+            **_GEMMA_NORMS,
+            **_LAYER_EMBEDDINGS,
+            "laurel_l": "laurel.linear_left",
+            "laurel_r": "laurel.linear_right",
+            "laurel_post_norm": "laurel.post_laurel_norm",
+            "altup_correct_coef": "altup.correction_coefs",
+            "altup_correct_scale.weight": "altup.correct_output_scale",
+            "altup_predict_coef": "altup.prediction_coefs",
+            "altup_router": "altup.modality_router",
+            "altup_router_norm": "altup.router_norm",
+        },
+        top={
+            **_TOP_OF_LAYER_EMBEDDINGS,
+            "altup_proj": "model.altup_projections.{}",
+            "altup_unembd_proj": "model.altup_unembed_projections.{}",
+        },
+        fields={
+            "final_logit_softcapping": "final_logit_softcapping",
+            "num_kv_shared_layers": "attention.shared_kv_layers",
+            "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+            "altup_active_idx": "altup.active_idx",
+            "altup_num_inputs": "altup.num_inputs",
+        },
+        window_period=5,
+        more=_of_gemma3n,
+    ),
     "gemma4": Architecture(
         "gemma4_text",
         "Gemma4ForCausalLM",
         layer={
             **_GEMMA_NORMS,
             "layer_output_scale.weight": "layer_scalar",
-            "inp_gate": "per_layer_input_gate",
-            "proj": "per_layer_projection",
-            "post_norm": "post_per_layer_input_norm",
+            **_LAYER_EMBEDDINGS,
             "ffn_gate_inp": "router.proj",
             "ffn_gate_inp.scale": "router.scale",
             "ffn_gate_up_exps.weight": "experts.gate_up_proj",
@@ -226,11 +278,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "post_ffw_norm_1": "post_feedforward_layernorm_1",
             "post_ffw_norm_2": "post_feedforward_layernorm_2",
         },
-        top={
-            "per_layer_token_embd": "model.embed_tokens_per_layer",
-            "per_layer_model_proj": "model.per_layer_model_projection",
-            "per_layer_proj_norm": "model.per_layer_projection_norm",
-        },
+        top=_TOP_OF_LAYER_EMBEDDINGS,
         fields={
             "final_logit_softcapping": "final_logit_softcapping",
             "num_kv_shared_layers": "attention.shared_kv_layers",
