@@ -16,6 +16,7 @@ from penstock.worker.models.gguf.blocks import UNPACK
 from penstock.worker.models.gguf.container import GgufFile, open_gguf
 from penstock.worker.models.gguf.families import Family
 from penstock.worker.models.gguf.folder import gguf_folder
+from penstock.worker.models.gguf.tensors import read_gguf
 from penstock.worker.models.pooling.folder import PoolingFolder
 
 from .gguf_converter import CONVERSIONS, drawn_model, gguf, write_converted
@@ -118,6 +119,41 @@ def test_blocks_of_random_bytes_are_unpacked_as_the_package_does(kind: str) -> N
     # NaN may have any bits.
     assert np.array_equal(unpacked, expected, equal_nan=True)
     assert np.isfinite(expected).mean() > 0.5
+
+
+@pytest.mark.parametrize("architecture", ["qwen3moe", "minimax-m2"])
+def test_a_second_scale_of_nvfp4_multiplies_its_matrix(architecture: str, tmp_path: Path) -> None:
+    """Architectures have experts as stacks or each alone."""
+    rng, blocks = np.random.default_rng(0), {}
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
+    for name, shape in (("attn_output", (8,)), ("ffn_up_exps", (3, 8)), ("ffn_gate_exps", (3, 8))):
+        blocks[name] = rng.integers(0, 128, (*shape, 36), dtype=np.uint8)
+        writer.add_tensor(f"blk.0.{name}.weight", blocks[name], raw_dtype=gguf.GGMLQuantizationType.NVFP4)
+        num_scales = shape[0] if len(shape) == 2 else 1
+        writer.add_tensor(f"blk.0.{name}.scale", np.arange(1, num_scales + 1, dtype=np.float32) / 4)
+        writer.add_tensor(f"blk.0.{name}.input_scale", np.ones(num_scales, np.float32))
+    writer.add_block_count(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensors = {name: unpacked_values(each) for name, each in read_gguf(tmp_path / "model.gguf", torch.float32).items()}
+    up = UNPACK["NVFP4"](torch.from_numpy(blocks["ffn_up_exps"]).view(-1, 36)).view(3, 8, 64)
+    expected = up * torch.tensor([0.25, 0.5, 0.75])[:, None, None]
+    if architecture == "qwen3moe":
+        actual = torch.stack([tensors[f"model.layers.0.mlp.experts.{expert}.up_proj.weight"] for expert in range(3)])
+    else:
+        actual = tensors["model.layers.0.mlp.experts.gate_up_proj"][:, 8:]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    dense = UNPACK["NVFP4"](torch.from_numpy(blocks["attn_output"])) / 4
+    torch.testing.assert_close(tensors["model.layers.0.self_attn.o_proj.weight"], dense, rtol=0, atol=0)
+    assert not any(name.endswith("scale") for name in tensors)
+
+
+def unpacked_values(tensor: Any) -> torch.Tensor:
+    out = torch.empty(tensor.shape)
+    tensor.write(out)
+    return out
 
 
 def test_types_by_the_package_are_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

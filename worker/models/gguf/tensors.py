@@ -18,17 +18,23 @@ from ....shared.errors import ModelLoadError
 from ..formats.tensors import Readable, Unpacked, pieces
 from .architectures import find_family
 from .blocks import UNPACK, has_parts, read_blocks
-from .container import GgufTensor, TensorType, open_gguf
+from .container import GgufFile, GgufTensor, TensorType, open_gguf
 from .families import Family, Place, Target
+from .rope import float32_tensor
 
 _Undo = Callable[[Tensor], Tensor] | None
 
 
 class _Source(NamedTuple):
-    """A tensor of the file, or one matrix of it, that fills a tensor of transformers' or a part of one."""
+    """A tensor of the file, or one matrix of it, that fills a tensor of transformers' or a part of one.
+
+    Args:
+        scales: factors of the file's numbers: one, or one for each matrix of a stack; None for no factors.
+    """
 
     tensor: GgufTensor
     target: Target
+    scales: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,10 +57,29 @@ def read_gguf(path: Path, dtype: torch.dtype) -> Readable:
     file = open_gguf(path)
     family = find_family(file)
     sources: dict[str, list[_Source]] = {}
+    scales = _scales_of_nvfp4(file)
+    weights = {name.removesuffix(".weight") for name in scales}
     for tensor in file.tensors.values():
+        stem, _, kind = tensor.name.rpartition(".")
+        if stem in weights and kind in ("scale", "input_scale"):
+            continue
         for target in family.targets(tensor.name, tensor.shape):
-            sources.setdefault(target.name, []).append(_Source(tensor, target))
+            sources.setdefault(target.name, []).append(_Source(tensor, target, scales.get(tensor.name)))
     return {name: _unpacked(family, name, parts, dtype) for name, parts in sources.items()}
+
+
+def _scales_of_nvfp4(file: GgufFile) -> dict[str, Tensor]:
+    """Return the second scale of weights in NVFP4, which is one for a matrix. It is a tensor of its own."""
+    names = {
+        tensor.name: f"{tensor.name.removesuffix('.weight')}.scale"
+        for tensor in file.tensors.values()
+        if tensor.kind.name == "NVFP4"
+    }
+    return {
+        weight: torch.from_numpy(float32_tensor(file, scale)).flatten()
+        for weight, scale in names.items()
+        if scale in file.tensors
+    }
 
 
 def _unpacked(family: Family, name: str, sources: list[_Source], dtype: torch.dtype) -> Unpacked:
@@ -72,7 +97,8 @@ def _unpacked(family: Family, name: str, sources: list[_Source], dtype: torch.dt
             _write_part(_view(family, source.target.place, out), source)
 
     source, *others = sources
-    takes = not others and len(shape) == 2 and source.target.place.undo is None and has_parts(source.tensor.kind.name)
+    is_plain = source.target.place.undo is None and source.scales is None
+    takes = not others and len(shape) == 2 and is_plain and has_parts(source.tensor.kind.name)
     return Unpacked(shape, dtype, write, partial(_read_blocks, family, source) if takes else None)
 
 
@@ -103,15 +129,26 @@ def _view(family: Family, place: Place, out: Tensor) -> Tensor:
 
 def _write_part(out: Tensor, source: _Source) -> None:
     """Fill ``out``, which has the numbers of ``source`` in their order, and need not be contiguous."""
-    data, kind, undo = source.data, source.tensor.kind, source.target.place.undo
-    if out.is_contiguous():
-        _fill(out, data, kind, undo)
-    elif len(source.shape) == 3:
+    data, kind, undo, scales = source.data, source.tensor.kind, source.target.place.undo, source.scales
+    if scales is not None and len(scales) > 1 and isinstance(source.target.part, int):
+        scales = scales[source.target.part, None]
+    has_scales = scales is not None and len(scales) > 1
+    if len(source.shape) == 3 and (has_scales or not out.is_contiguous()):
         # One matrix of a stack of experts at a time.
-        for matrix, rows in zip(out, data, strict=True):
-            _copy(matrix, source.shape[1:], rows, kind, undo)
+        for number, (matrix, rows) in enumerate(zip(out, data, strict=True)):
+            _copy(matrix, source.shape[1:], rows, kind, _scaled(undo, scales, number if has_scales else 0))
+    elif out.is_contiguous():
+        _fill(out, data, kind, _scaled(undo, scales))
     else:
-        _copy(out, source.shape, data, kind, undo)
+        _copy(out, source.shape, data, kind, _scaled(undo, scales))
+
+
+def _scaled(undo: _Undo, scales: Tensor | None, number: int = 0) -> _Undo:
+    """Return ``undo`` after a multiplication by one of ``scales``."""
+    if scales is None:
+        return undo
+    factor = scales[number]
+    return lambda values: values * factor if undo is None else undo(values * factor)
 
 
 def _copy(
