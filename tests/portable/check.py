@@ -21,7 +21,14 @@ from penstock.kernels.native import build as native_build
 _DRIVER = Path(__file__).parent / "driver.cpp"
 _SOURCES = Path(native_build.__file__).parent
 _AVX2 = "x86-64-v3"
-_TESTS = ("test_native.py", "test_native_linear.py", "test_tiles.py", "test_sampling.py", "test_mixers.py")
+_TESTS = (
+    "test_native.py",
+    "test_native_linear.py",
+    "test_blocks.py",
+    "test_tiles.py",
+    "test_sampling.py",
+    "test_mixers.py",
+)
 # Before Graviton 3 there are no products of bfloat16.
 _ARM = {"armv8.2-a": "neon", "armv8.6-a+bf16": "neon_bf16"}
 _ARM_COMPILER = "aarch64-linux-gnu-g++"
