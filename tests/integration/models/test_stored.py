@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import torch
 
+from penstock.kernels.native.build import default_cache_folder
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.checkpoint.stored_path import packed_path, stored_path
 from penstock.worker.models.lean.native import NativeForward
@@ -29,8 +30,12 @@ pytestmark = pytest.mark.usefixtures("compiled", "own_cache")
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache for derived files; the compiled library stays loaded."""
+    """An empty cache for derived files, except the compiled kernels, which take 25 s of a processor."""
+    kernels = default_cache_folder()
+    kernels.mkdir(parents=True, exist_ok=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    default_cache_folder().parent.mkdir(parents=True)
+    default_cache_folder().symlink_to(kernels)
     return tmp_path / "cache"
 
 
