@@ -163,7 +163,18 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
         rank=ordering.rank,
     )
     parts = compose_control(
-        config, source, model, size, core, runner, allocate_cache, rpc_methods, ranks, adapters, blocks.offload
+        config,
+        source,
+        model,
+        size,
+        core,
+        runner,
+        allocate_cache,
+        rpc_methods,
+        ranks,
+        adapters,
+        blocks.offload,
+        report=partial(progress.enter, Phase.COMPILING),
     )
     control = layout.make_control(core, parts, progress)
     if model.expert_ranks is not None:

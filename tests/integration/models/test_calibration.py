@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.shared.control.model import ReloadWeights, WeightsReloaded
+from penstock.shared.messages.core import UtilityCall
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.models.lean.forward import LeanForward
@@ -103,16 +106,24 @@ def test_prompts_are_known_tokens_within_the_models_length() -> None:
     assert calibration_prompts(Path(DEMO_MODEL), EngineConfig(model="any", quantization="int8"), 90, 32) == []
 
 
+@pytest.fixture
+def own_cache(compiled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache without packed weights; the compiled library stays loaded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 class CountedProgress(ProgressWriter):
     """Progress that counts how often the core has reported that it starts."""
 
-    num_starts = 0
+    num_starts = num_reports = 0
 
     def enter(self, phase: Phase) -> None:
         self.num_starts += phase is Phase.STARTING
+        self.num_reports += 1
         super().enter(phase)
 
 
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("runner", ["generate", "pooling"])
 def test_a_starting_core_reports_each_packed_layer(runner: str) -> None:
     plain, packed = CountedProgress(), CountedProgress()
@@ -120,3 +131,17 @@ def test_a_starting_core_reports_each_packed_layer(runner: str) -> None:
         config = EngineConfig(model=str(DEMO_MODEL), runner=runner, quantization=quantization, kv_cache_memory=1 << 24)
         build_engine(config, Path(DEMO_MODEL), progress)
     assert packed.num_starts > plain.num_starts + 4
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_core_that_reloads_weights_reports_each_packed_layer(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(DEMO_MODEL, copy)
+    progress = CountedProgress()
+    config = EngineConfig(model=str(DEMO_MODEL), quantization="int4", kv_cache_memory=1 << 24)
+    engine = build_engine(config, Path(DEMO_MODEL), progress)
+    before = progress.num_reports
+    output = engine.control.answer(UtilityCall(0, ReloadWeights(path=str(copy))))
+    assert output is not None
+    assert isinstance(output.answer, WeightsReloaded)
+    assert progress.num_reports > before + 4

@@ -42,6 +42,8 @@ def compose_control(
     ranks: Ranks,
     adapters: AdapterLibrary | None = None,
     offload: KVOffload | None = None,
+    *,
+    report: Callable[[], None],
 ) -> ControlledParts:
     """Build the parts that control calls act on.
 
@@ -50,8 +52,9 @@ def compose_control(
         ranks: the ranks that compute the model.
         adapters: None if the engine serves no adapters.
         offload: None if the engine offloads no KV blocks.
+        report: called after each layer that is packed again, which takes long.
     """
-    changing = _ChangingParts(config, source, model, size, allocate_cache, ranks, offload)
+    changing = _ChangingParts(config, source, model, size, allocate_cache, ranks, offload, report)
     parts: dict[str, Sleepable] = {WEIGHTS: changing.weights, KV_CACHE: changing.cache}
     if adapters is not None:
         parts[ADAPTERS] = adapters.slots
@@ -100,7 +103,9 @@ class _ChangingParts:
         allocate_cache: Callable[[], None],
         ranks: Ranks,
         offload: KVOffload | None,
+        report: Callable[[], None],
     ) -> None:
+        self._report = report
         self._config = config
         self._source = source
         self._model = model
@@ -123,7 +128,7 @@ class _ChangingParts:
 
         # Seed again, so that weights that are in no file get their former values.
         torch.manual_seed(self._config.seed)
-        return load_weights(self._config, folder, self._model)
+        return load_weights(self._config, folder, self._model, self._report)
 
     @torch.inference_mode()
     def refit(self) -> None:

@@ -273,10 +273,15 @@ def load_module(config: EngineConfig, folder: Path) -> PreTrainedModel:
     return read_module(folder, model_config, architecture, config, device_of(config))
 
 
-def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.Module:
+def load_weights(
+    config: EngineConfig, folder: Path, model: LoadedModel, report: Callable[[], None] = do_not_report
+) -> nn.Module:
     """Load ``model.weights`` again, for a model of ``load_model``.
 
     The files may have been rewritten since, and no trial is run, so every weight is checked to be finite.
+
+    Args:
+        report: called after each layer whose packing takes long.
 
     Raises: as ``load_model``.
     """
@@ -293,7 +298,15 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
     if config.has_four_bit_weights and not isinstance(model.forward, EncoderForward):
         # Examples of a layer's inputs need a forward, so one is chosen again.
         chosen, _ = _choose_forward(
-            module, model.architecture, model.vocab_size, model.max_model_len, config, folder, read, model.groups
+            module,
+            model.architecture,
+            model.vocab_size,
+            model.max_model_len,
+            config,
+            folder,
+            read,
+            model.groups,
+            report,
         )
         network = chosen.network
     else:
