@@ -80,6 +80,7 @@ __attribute__((noinline)) void add_block_products(Floats (&sums)[M][V], const Li
   PartialSums<Floats, M, V> partial(sums);
   for (int64_t b = 0; b < rows.num_blocks; ++b, block += bytes) {
     const int8_t* const inputs = rows.values + b * size;
+    for (int at = 0; at < HEAD; at += VECTOR_BYTES) __builtin_prefetch(block + BLOCK_PREFETCH_BYTES + at);
     for (int v = 0; v < V; ++v) {
       for (int p = 0; p < PARTS; ++p) {
         const char* numbers = block + HEAD + (first + v) * VECTOR_BYTES;
