@@ -81,7 +81,8 @@ def test_tokens_are_those_of_llama_cpp(codec: TextCodec) -> None:
 def test_number_formats_stay_near_float32(smollm2: Path) -> None:
     text = DEFAULT_TEXT.read_text(encoding="utf-8")[:NUM_CHARACTERS]
     caches = [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}]
-    formats = [{}, {"quantization": "int8"}, {"quantization": "int4-mixed"}, {"quantization": "int4"}, *caches]
+    weights = [{"quantization": name} for name in ("int8", "int4-mixed", "int4")]
+    formats = [{}, {"dtype": "auto"}, *weights, *caches]
     reference, *others = measure_quality(
         str(smollm2), text, formats, reference="float32", num_threads=torch.get_num_threads()
     ).formats

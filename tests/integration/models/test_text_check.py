@@ -32,6 +32,7 @@ LARGE_VOCABULARY = 10_000_000
 # Each limit when it was last lowered. Never raise one.
 LOWEST_LIMITS = {
     ("bfloat16", "bfloat16"): 0.0015,
+    ("gguf", "bfloat16"): 0.0047,
     ("int8", "bfloat16"): 0.007,
     ("int4-mixed", "bfloat16"): 0.049,
     ("int4", "bfloat16"): 0.09,

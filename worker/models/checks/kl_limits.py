@@ -10,6 +10,7 @@ QUALITY_TEXT = Path(__file__).with_name("quality.txt")
 # with other instructions.
 KL_LIMITS = {
     ("bfloat16", "bfloat16"): 0.0015,
+    ("gguf", "bfloat16"): 0.0047,
     ("int8", "bfloat16"): 0.007,
     ("int4-mixed", "bfloat16"): 0.049,
     ("int4", "bfloat16"): 0.09,
