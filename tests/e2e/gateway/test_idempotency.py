@@ -173,7 +173,7 @@ async def test_a_file_is_uploaded_once(here: httpx.AsyncClient, there: httpx.Asy
     first, *others = [reply.json() for reply in replies]
     assert others == [first] * 2
     assert (await here.get(f"/v1/files/{first['id']}/content")).content == b"{}"
-    for other in (upload(here, b"[]"), upload(here, **{"expires_after[seconds]": "3600"})):
+    for other in (upload(here, b"[]"), upload(here, b"{}", **{"expires_after[seconds]": "3600"})):
         reply = await other
         assert (reply.status_code, reply.json()["error"]["code"]) == (409, "idempotency_key_reused")
 
