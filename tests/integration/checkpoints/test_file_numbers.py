@@ -15,12 +15,14 @@ from torch import Tensor
 from penstock.kernels import native
 from penstock.kernels.linear import pack_blocks, unpack_weight
 from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.models.checks.conformance import QUANTIZED_TOLERANCE
 from penstock.worker.models.gguf.blocks import read_blocks
 from penstock.worker.models.gguf.folder import gguf_folder
 from penstock.worker.models.gguf.tensors import read_gguf
 from penstock.worker.models.lean.native import NativeForward
 from penstock.worker.models.loaded import LoadedModel
 from penstock.worker.models.loading.loader import load_model, load_weights
+from penstock.worker.models.loading.preparing import prepared_tolerance
 from penstock.worker.models.loading.stored import load_stored
 from penstock.worker.models.placing.packed_linear import OwnPackedLinear
 from penstock.worker.models.weights.movable import ModelWeights
@@ -88,6 +90,12 @@ def test_layers_use_the_numbers_of_the_file_unless_a_dtype_is_requested(path: Pa
     assert sum(layer.has_file_numbers for layer in layers) >= len(layers) / 2
     for layer, plain in zip(layers, packed_layers(widened), strict=True):
         torch.testing.assert_close(layer.weight, plain.weight, rtol=2**-7, atol=1e-3)
+
+
+def test_only_layers_with_numbers_of_a_file_have_the_tolerance_of_bytes(path: Path) -> None:
+    config = EngineConfig(model=str(path), max_model_len=64)
+    assert prepared_tolerance(config, load(path).network) == QUANTIZED_TOLERANCE
+    assert prepared_tolerance(config, load(path, "bfloat16").network) is None
 
 
 def test_a_stored_model_has_the_same_layers(path: Path) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 
 import structlog
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from ....shared.errors import ModelLoadError
@@ -99,7 +100,7 @@ def choose_forward(
     vocab_size: int,
     settings: ForwardSettings,
     prepare: Callable[[Forward], Forward] = lambda forward: forward,
-    prepared_tolerance: float | None = None,
+    prepared_tolerance: Callable[[nn.Module], float | None] = lambda network: None,
     prepared_with: str = "packed layers",
     *,
     reference: ReferenceRun | None = None,
@@ -115,7 +116,7 @@ def choose_forward(
     Args:
         prepare: converts the chosen forward to a faster one. The choice is made before, because with the arithmetic of
             the model's own layers rounding hides fewer errors. The converted forward must conform, too.
-        prepared_tolerance: its tolerance; None for that of the dtype.
+        prepared_tolerance: returns its tolerance, given its network; None for that of the dtype.
         prepared_with: its properties, for messages.
         reference: results of the model itself; None to compute them by ``module``.
         modes: those that may be tried.
@@ -137,7 +138,7 @@ def choose_forward(
     forward = chosen.forward if chosen is trials[-1] else chosen.candidate.build(module, settings)
     forward = prepare(forward)
     try:
-        references.compare_with(forward, prepared_tolerance)
+        references.compare_with(forward, prepared_tolerance(forward.network))
     except Exception as error:  # any exception of the architecture's own code
         raise ModelLoadError(f"{architecture} cannot be served with {prepared_with}: {_sentence(error)}") from error
     return forward, references

@@ -184,7 +184,7 @@ def _load_pooling(
         is_encoder = is_bidirectional(module, vocab_size)
         pooling = make_pooling(module, settings, architecture, is_encoder=is_encoder)
         if is_encoder:
-            forward = _encoder_forward(module, architecture, vocab_size, config, folder)
+            forward = _encoder_forward(module, architecture, vocab_size, config)
             longest = min(longest, forward.max_text_len or longest)
             # For an encoder, transformers' own attention is the reference.
             requested = "auto" if config.attention_backend == "reference" else config.attention_backend
@@ -206,16 +206,17 @@ def _load_pooling(
 
 
 def _encoder_forward(
-    module: PreTrainedModel, architecture: str, vocab_size: int, config: EngineConfig, folder: Path
+    module: PreTrainedModel, architecture: str, vocab_size: int, config: EngineConfig
 ) -> EncoderForward:
     reference, device = EncoderReference(module, vocab_size), device_of(config)
     forward, plan = encoder_forward(module, architecture, reference), None
     if device.type == "cpu" and config.attention_backend in ("auto", "native"):
         plan = plan_of(forward, architecture, config.quantization)
     pack(module, config, device)
+    tolerance = prepared_tolerance(config, module)
     if plan is not None:
-        forward = compile_encoder(forward, plan, reference, prepared_tolerance(config, folder), architecture)
-    reference.check(forward, prepared_tolerance(config, folder), f"{architecture} with {describe_preparation(config)}")
+        forward = compile_encoder(forward, plan, reference, tolerance, architecture)
+    reference.check(forward, tolerance, f"{architecture} with {describe_preparation(config)}")
     return forward
 
 
@@ -251,7 +252,7 @@ def _choose_forward(
             report=report,
             text=check_prompt(folder, config, vocab_size, longest) if read else None,
         ),
-        prepared_tolerance(config, folder),
+        partial(prepared_tolerance, config),
         describe_preparation(config),
         **({"reference": read.reference, "modes": read.modes, "is_whole": read.is_whole} if read else {}),
     )

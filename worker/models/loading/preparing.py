@@ -117,12 +117,12 @@ def prepare(
     )
 
 
-def prepared_tolerance(config: EngineConfig, folder: Path) -> float | None:
-    """Return the tolerance of the prepared logits of the model in ``folder``; None for that of its dtype."""
+def prepared_tolerance(config: EngineConfig, network: nn.Module) -> float | None:
+    """Return the tolerance of the logits of the prepared ``network``; None for that of its dtype."""
     if config.has_four_bit_weights:
         return FOUR_BITS_TOLERANCE
-    takes_bytes = config.takes_file_numbers and declared_quantization(folder) is not None
-    return QUANTIZED_TOLERANCE if config.quantization or config.eight_bit_cache or takes_bytes else None
+    takes_bytes = config.quantization is not None or has_file_numbers(network)
+    return QUANTIZED_TOLERANCE if takes_bytes or config.eight_bit_cache else None
 
 
 def weight_format(config: EngineConfig, folder: Path, network: nn.Module) -> str | None:

@@ -243,7 +243,7 @@ def _load_from(stored: StoredModel, config: EngineConfig, folder: Path, packed: 
     forward = prepare(lean, config, module.device, stored.vocab_size, stored.max_model_len)
     if not isinstance(forward, NativeForward):
         raise ModelLoadError("the compiled library cannot compute it any more")
-    _references_of(stored, settings).compare_with(forward, prepared_tolerance(config, folder))
+    _references_of(stored, settings).compare_with(forward, prepared_tolerance(config, network))
     if packed is None:
         _store_packed(config, folder, stored.build, network, shapes)
     return_free_memory()
