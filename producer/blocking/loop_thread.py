@@ -16,6 +16,8 @@ from ...shared.errors import ClientClosedError
 
 T = TypeVar("T")
 
+SIGNAL_POLL_S = 0.5
+
 
 def warn_in_event_loop() -> None:
     """Warn a caller whose thread runs an event loop, which stands still until the blocking call returns.
@@ -78,7 +80,7 @@ class LoopThread:
 
         try:
             self._loop.call_soon_threadsafe(begin)
-            return outcome.result()
+            return _result_of(outcome)
         except KeyboardInterrupt:
             self._loop.call_soon_threadsafe(abandon)
             # The caller may close what ``work`` uses, so it must have ended before.
@@ -101,6 +103,19 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _result_of(outcome: Future[T]) -> T:
+    """Wait for ``outcome``, and return or raise it.
+
+    A signal interrupts a wait only if it arrives in this thread after the wait began. So look for one now and then.
+    """
+    while True:
+        try:
+            return outcome.result(SIGNAL_POLL_S)
+        except TimeoutError:
+            if outcome.done():
+                return outcome.result()
 
 
 def _copy_outcome(outcome: Future[T], task: asyncio.Task[T]) -> None:

@@ -45,7 +45,7 @@ def chat(prompt: str) -> Chat:
 async def test_turns_end_by_the_models_own_token(stack: LocalStack) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=200)
     async with Client.connect(stack.url) as client:
-        output = await client.generate(chat("What is the capital of France?"), params)
+        output = await client.generate(chat("Name the capital city of France."), params)
     assert "Paris" in output.text
     assert "<|im_end|>" not in output.text
     assert output.outputs[0].finish_reason == FinishReason.STOP

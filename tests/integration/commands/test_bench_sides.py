@@ -118,6 +118,7 @@ def test_a_rival_that_is_not_installed_is_reported_as_missing(tmp_path: Path) ->
         "llama.cpp",
         "llama.cpp, Q8_0",
         "llama.cpp, Q4_K_M",
+        "llama.cpp, Q4_0",
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 
 import pytest
 
@@ -31,6 +32,19 @@ def test_interrupt_ends_the_work_before_it_is_raised() -> None:
     assert events == ["cleaned up", "raised"]
 
 
+def test_interrupt_that_does_not_wake_the_caller_is_noticed() -> None:
+    """As one that arrives just before the caller begins to wait."""
+    thread = LoopThread()
+
+    async def work() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(work())
+    thread.stop()
+
+
 def test_errors_and_results_reach_the_caller() -> None:
     thread = LoopThread()
 
@@ -40,7 +54,12 @@ def test_errors_and_results_reach_the_caller() -> None:
     async def give() -> int:
         return 5
 
+    async def give_up() -> None:
+        raise TimeoutError("too late")
+
     with pytest.raises(ValueError, match="no"):
         thread.run(fail())
+    with pytest.raises(TimeoutError, match="too late"):
+        thread.run(give_up())
     assert thread.run(give()) == 5
     thread.stop()

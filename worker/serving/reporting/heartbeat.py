@@ -113,8 +113,9 @@ class Heartbeat:
         self._card = card
 
     async def set_model_version(self, version: str) -> None:
-        """Set the version of the served weights in the card and the next heartbeat."""
+        """Publish the version of the served weights in the card and a heartbeat."""
         self.weights_version = version
+        await self.beat()
         if self._card is not None:
             await self.register(msgspec.structs.replace(self._card, weights_version=version, registered_at=time.time()))
 
