@@ -6,6 +6,7 @@ import atexit
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -91,6 +92,9 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     # Garbage of tests and the programs forked for them; by default it is looked for every 700 objects.
     gc.set_threshold(_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A shell starts programs in the background so, and every process that a test starts would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _log_plainly()
     if config.getoption("--fast"):
         config.option.without_torch = True
