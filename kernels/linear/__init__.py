@@ -61,7 +61,8 @@ class PackedWeight:
     def struct(self) -> LinearStruct:
         parts = (self.packed, self.bias, self.scales, self.offsets)
         addresses = (None if part is None else part.data_ptr() for part in parts)
-        form = (0, 0) if self.blocks is None else (self.blocks.num_inputs, self.blocks.has_minimums)
+        blocks = self.blocks
+        form = (0, 0) if blocks is None else (blocks.num_inputs, blocks.has_minimums)
         return LinearStruct(*addresses, self.num_inputs, self.num_outputs, self.is_in_nibbles, *form)
 
     @property
@@ -74,7 +75,8 @@ class PackedWeight:
     @property
     def is_in_nibbles(self) -> bool:
         """Whether the weight is in four bits."""
-        return self.packed.dtype == torch.uint8 if self.blocks is None else self.blocks.is_in_nibbles
+        blocks = self.blocks
+        return self.packed.dtype == torch.uint8 if blocks is None else blocks.is_in_nibbles
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -39,9 +40,8 @@ class BlockForm:
 
     @classmethod
     def of_packed(cls, packed: Tensor, num_inputs: int, num_outputs: int) -> BlockForm:
-        """Return the form of panels of ``num_outputs`` outputs; each form has another number of bytes."""
-        size = num_inputs // packed.shape[1]
-        return next(form for form in _forms(size) if form.num_bytes(num_outputs) == packed.shape[2])
+        """Return the form of panels of ``num_outputs`` outputs."""
+        return _form_of(num_inputs // packed.shape[1], packed.shape[2] // num_outputs)
 
     @property
     def zero(self) -> int:
@@ -89,8 +89,14 @@ class Blocks:
         return replace(self, form=form, numbers=numbers, scales=scales, minimums=minimums)
 
 
-def _forms(num_inputs: int) -> list[BlockForm]:
-    return [BlockForm(*both) for both in itertools.product((False, True), (num_inputs,), (False, True))]
+@cache
+def _form_of(num_inputs: int, num_bytes: int) -> BlockForm:
+    """Return the form of blocks of ``num_inputs`` inputs; each has another number of bytes for an output.
+
+    Cached, because each product asks for it.
+    """
+    forms = (BlockForm(*each) for each in itertools.product((False, True), (num_inputs,), (False, True)))
+    return next(form for form in forms if form.num_bytes(1) == num_bytes)
 
 
 def pack_panels(parts: Sequence[Blocks], form: BlockForm, packed: Tensor) -> None:
