@@ -24,13 +24,8 @@ struct BlockRows {
 
 inline void quantize_block(const float* inputs, int64_t size, int32_t zero, int8_t* out, float* step, float* sum,
                            int32_t* start) {
-  int32_t largest_bits = 0, total = 0;
-#pragma omp simd reduction(max : largest_bits)
-  for (int64_t i = 0; i < size; ++i) largest_bits = std::max(largest_bits, bits_of(std::fabs(inputs[i])));
-  float largest;
-  std::memcpy(&largest, &largest_bits, sizeof(largest));
-  *step = largest / BYTE_RANGE;
-  const float factor = largest > 0 ? BYTE_RANGE / largest : 0.0f;
+  const float factor = choose_step(inputs, size, step);
+  int32_t total = 0;
 #pragma omp simd reduction(+ : total)
   for (int64_t i = 0; i < size; ++i) {
     const int32_t number = static_cast<int32_t>(std::nearbyint(inputs[i] * factor));

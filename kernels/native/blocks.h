@@ -22,10 +22,9 @@ inline int32_t block_zero(const Linear& weight) {
   return weight.has_minimums ? 0 : weight.is_in_nibbles ? NIBBLE_ZERO : BYTE_ZERO;
 }
 
-inline int64_t block_head_bytes(const Linear& weight) { return PANEL_HALVES_BYTES * (weight.has_minimums ? 2 : 1); }
-
 inline int64_t block_bytes(const Linear& weight) {
-  return block_head_bytes(weight) + weight.block_inputs * PANEL / (weight.is_in_nibbles ? 2 : 1);
+  return PANEL_HALVES_BYTES * (weight.has_minimums ? 2 : 1) +
+         weight.block_inputs * PANEL / (weight.is_in_nibbles ? 2 : 1);
 }
 
 inline const char* panel_blocks(const Linear& weight, int64_t panel) {
@@ -57,25 +56,4 @@ inline FloatPart load_halves(const char* from) {
   }
   return values;
 #endif
-}
-
-// Writes the weights of an output, [num_inputs].
-template <typename T>
-void unpack_output(const Linear& weight, int64_t output, T* out) {
-  const int64_t place = output % PANEL, size = weight.block_inputs, zero = block_zero(weight);
-  const char* block = panel_blocks(weight, output / PANEL);
-  for (int64_t start = 0; start < weight.num_inputs; start += size, block += block_bytes(weight)) {
-    uint16_t halves[2] = {};
-    for (int i = 0; i < (weight.has_minimums ? 2 : 1); ++i) {
-      std::memcpy(&halves[i], block + i * PANEL_HALVES_BYTES + place * sizeof(uint16_t), sizeof(uint16_t));
-    }
-    const float scale = half_to_float(halves[0]), minimum = half_to_float(halves[1]);
-    const uint8_t* numbers = reinterpret_cast<const uint8_t*>(block) + block_head_bytes(weight) + place * GROUP_BYTES;
-    for (int64_t i = 0; i < size; ++i) {
-      const int64_t byte = weight.is_in_nibbles ? i % (NIBBLE_BLOCK / 2) : i;
-      const uint8_t both = numbers[byte / GROUP_BYTES * PANEL_ROW_BYTES + byte % GROUP_BYTES];
-      const int number = !weight.is_in_nibbles ? both : i < NIBBLE_BLOCK / 2 ? both & 0xf : both >> 4;
-      out[start + i] = from_float<T>(scale * static_cast<float>(number - zero) + minimum);
-    }
-  }
 }

@@ -43,15 +43,20 @@ inline int32_t bits_of(float value) {
   return bits;
 }
 
-inline void quantize_row(const float* row, uint8_t* out, float* step, int64_t size) {
+// Sets the step of bytes for these numbers; returns the factor that converts them to bytes.
+inline float choose_step(const float* numbers, int64_t size, float* step) {
   // Bits without the sign compare like the numbers. Clang vectorizes a maximum of integers, but not of floats.
   int32_t largest_bits = 0;
 #pragma omp simd reduction(max : largest_bits)
-  for (int64_t i = 0; i < size; ++i) largest_bits = std::max(largest_bits, bits_of(std::fabs(row[i])));
+  for (int64_t i = 0; i < size; ++i) largest_bits = std::max(largest_bits, bits_of(std::fabs(numbers[i])));
   float largest;
   std::memcpy(&largest, &largest_bits, sizeof(largest));
   *step = largest / BYTE_RANGE;
-  const float factor = largest > 0 ? BYTE_RANGE / largest : 0.0f;
+  return largest > 0 ? BYTE_RANGE / largest : 0.0f;
+}
+
+inline void quantize_row(const float* row, uint8_t* out, float* step, int64_t size) {
+  const float factor = choose_step(row, size, step);
 #pragma omp simd
   for (int64_t i = 0; i < size; ++i) {
     out[i] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(row[i] * factor)) + BYTE_ZERO);
