@@ -190,6 +190,17 @@ class BatchStore:
         return record
 
     async def list(
+        self, *, tenant: str = "default", after: str | None = None, limit: int = DEFAULT_LIMIT
+    ) -> Page[Batch]:
+        """Return a page of the tenant's batches, newest first.
+
+        Raises: as ``list_records``.
+        """
+        page = await self.list_records(tenant=tenant, after=after, limit=limit)
+        batches = [record.batch for record in page.data]
+        return Page(data=batches, first_id=page.first_id, last_id=page.last_id, has_more=page.has_more)
+
+    async def list_records(
         self,
         *,
         tenant: str = "default",
@@ -197,27 +208,23 @@ class BatchStore:
         limit: int = DEFAULT_LIMIT,
         order: str = "desc",
         endpoint: str | None = None,
-    ) -> Page[Batch]:
-        """Return a page of the tenant's batches, or of those with this ``endpoint``, by default the newest first.
+    ) -> Page[BatchRecord]:
+        """Return a page of the records of the tenant's batches, or of those with this ``endpoint``, by default the
+        newest first.
 
         Raises:
             ValidationError: an argument is invalid, or ``after`` is not a batch of the tenant.
         """
-
-        async def read(ids: Sequence[str]) -> list[Batch | None]:
-            return [None if record is None else record.batch for record in await self._read_batches(ids)]
-
-        key = self._keys.batches(tenant)
         return await read_page(
             self._connection,
-            key,
-            read,
-            lambda batch: batch.id,
+            self._keys.batches(tenant),
+            self._read_batches,
+            lambda record: record.batch.id,
             after=after,
             limit=limit,
             max_limit=MAX_LIMIT,
             order=order,
-            matches=lambda batch: endpoint is None or batch.endpoint == endpoint,
+            matches=lambda record: endpoint is None or record.batch.endpoint == endpoint,
         )
 
     async def cancel(self, batch_id: str, *, tenant: str = "default") -> Batch:

@@ -301,7 +301,7 @@ def new_file(file_id: str, num_bytes: int, filename: str, expires_after_s: int |
 async def read_page(
     connection: CommandConnection,
     key: str,
-    read: Callable[[Sequence[str]], Awaitable[list[T | None]]],
+    read: Callable[[Sequence[str]], Awaitable[Sequence[T | None]]],
     id_of: Callable[[T], str],
     *,
     after: str | None,

@@ -80,18 +80,16 @@ async def list_batches(request: Request) -> Response:
     before = query.get("before_id")
     if before is not None and "after_id" in query:
         raise bad_field("before_id", "before_id cannot be combined with after_id")
-    page = await store.list(
+    page = await store.list_records(
         tenant=tenant,
         after=query.get("after_id") if before is None else before,
         limit=limit_of(request, DEFAULT_LIMIT),
         order="desc" if before is None else "asc",
         endpoint=MESSAGES,
     )
-    ids = [batch.id for batch in (page.data if before is None else page.data[::-1])]
-    records = await asyncio.gather(*(store.own_record(batch_id, tenant=tenant) for batch_id in ids))
-    edges = ids or [None]
-    data = [message_batch(record) for record in records]
-    return json_response(MessageBatchList(data=data, has_more=page.has_more, first_id=edges[0], last_id=edges[-1]))
+    data = [message_batch(record) for record in (page.data if before is None else page.data[::-1])]
+    ids = [batch.id for batch in data] or [None]
+    return json_response(MessageBatchList(data=data, has_more=page.has_more, first_id=ids[0], last_id=ids[-1]))
 
 
 async def retrieve(request: Request) -> Response:
@@ -101,8 +99,8 @@ async def retrieve(request: Request) -> Response:
 
 async def cancel(request: Request) -> Response:
     """Answer POST /v1/messages/batches/{batch_id}/cancel."""
-    record = await _record(request)
-    await gateway_of(request).batches.cancel(record.spec.id, tenant=record.spec.tenant)
+    tenant = request.state.identity.tenant
+    await gateway_of(request).batches.cancel(request.path_params["batch_id"], tenant=tenant)
     return json_response(message_batch(await _record(request)))
 
 
