@@ -114,19 +114,11 @@ class ChoiceWriter:
         """
         reason = finish_reason_of(delta.finish_reason, has_output=delta.next_index > 0)
         omits_output = self._prepared.returns_prompt_only
-        text = "" if omits_output else delta.text
-        tokens, first = [] if omits_output else delta.logprobs, None
-        offsets = [] if omits_output else output_offsets(delta, self._offset)
-        if self._prepared.has_echo and not self._has_started:
-            prompt_text, first = self._prompt_text(delta), delta.first_prompt_token
-            offsets = [
-                *prompt_offsets(_prompt_bytes(delta), prompt_text),
-                *(len(prompt_text) + offset for offset in offsets),
-            ]
-            tokens, text = [*delta.prompt_logprobs, *tokens], prompt_text + text
+        echo = self._prompt_text(delta) if self._prepared.has_echo and not self._has_started else None
         self._has_started = True
+        text = (echo or "") + ("" if omits_output else delta.text)
+        logprobs = self._logprobs(delta, echo) if self._prepared.has_logprobs else None
         self._offset += len(text)
-        logprobs = completion_logprobs(tokens, offsets, first=first) if self._prepared.has_logprobs else None
         stop_reason = stop_reason_of(delta.finish_reason, delta.stop_reason)
         return CompletionChoice(
             index=self._index,
@@ -135,6 +127,16 @@ class ChoiceWriter:
             finish_reason="length" if reason is not None and omits_output else reason,
             stop_reason=None if omits_output else stop_reason,
         )
+
+    def _logprobs(self, delta: Delta, echo: str | None) -> CompletionLogprobs:
+        """Return the log probabilities of ``delta``, with those of the prompt if its text ``echo`` comes first."""
+        tokens, offsets, first, start = [], [], None, self._offset
+        if echo is not None:
+            tokens, first, start = delta.prompt_logprobs, delta.first_prompt_token, start + len(echo)
+            offsets = prompt_offsets(_prompt_bytes(delta), echo)
+        if not self._prepared.returns_prompt_only:
+            tokens, offsets = [*tokens, *delta.logprobs], [*offsets, *output_offsets(delta, start)]
+        return completion_logprobs(tokens, offsets, first=first)
 
     def _prompt_text(self, delta: Delta) -> str:
         if isinstance(self._prompt, str):
