@@ -51,12 +51,13 @@ def style_of(
     fields = response.get("fields") or response.get("properties")
     fields = fields if isinstance(fields, Mapping) else {}
     source = "" if template is None else template.source
-    calls = {
+    texts = {
         "response_template": _text_of(fields.get(_CALLS)),
         "chat_template": "" if template is None else template.tool_use_source,
         "vocabulary": "\n".join(added_tokens),
     }
-    tool_call_source = next((name for name, text in calls.items() if tool_call_format_of(text)), "")
+    calls = ((tool_call_format_of(text), name) for name, text in texts.items())
+    tool_call_parser, tool_call_source = next((call for call in calls if call[0]), ("", ""))
     reasoning = ""
     if any(name in fields for name in _REASONING):
         # The marks of an answer without calls may be those of the field "content".
@@ -65,7 +66,7 @@ def style_of(
     if reasoning and template is not None and _is_opened(template, REASONING_FORMATS[reasoning]):
         opened = REASONING_FORMATS[OPENED_BY_PROMPT]
         reasoning = OPENED_BY_PROMPT if REASONING_FORMATS[reasoning].start == opened.start else reasoning
-    return ChatStyle(tool_call_format_of(calls.get(tool_call_source, "")), reasoning, tool_call_source)
+    return ChatStyle(tool_call_parser, reasoning, tool_call_source)
 
 
 def _text_of(node: Any, *, without: str = "") -> str:
