@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,6 @@ def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> str:
 def sdk(gateway: LocalGateway) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=60) as sdk:
         yield sdk
-
-
-@pytest.fixture
-async def store(deployment: LocalStack, files_dir: Path) -> AsyncIterator[BatchStore]:
-    async with BatchStore(deployment.url, files_dir) as store:
-        yield store
 
 
 async def called(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -15,7 +13,6 @@ import pytest
 from anthropic import AsyncAnthropic
 
 from penstock.ops.local.server import LocalGateway
-from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 from penstock.producer.batches import BatchStore, run_batch
 
@@ -28,18 +25,6 @@ def request_of(custom_id: str, text: str = "count from four to nine:", **fields:
     messages = [{"role": "user", "content": text}]
     params = {"model": "demo", "max_tokens": 64, "temperature": 0, "messages": messages} | fields
     return {"custom_id": custom_id, "params": params}
-
-
-@pytest.fixture
-async def claude(gateway: LocalGateway) -> AsyncIterator[AsyncAnthropic]:
-    async with AsyncAnthropic(base_url=gateway.root_url, api_key="any", max_retries=0, timeout=60) as claude:
-        yield claude
-
-
-@pytest.fixture
-async def store(deployment: LocalStack, files_dir: Path) -> AsyncIterator[BatchStore]:
-    async with BatchStore(deployment.url, files_dir) as store:
-        yield store
 
 
 async def results_of(claude: AsyncAnthropic, batch_id: str) -> dict[str, Any]:

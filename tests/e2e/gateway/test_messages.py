@@ -44,12 +44,6 @@ WITH_CALL: dict[str, Any] = {**BODY, "tools": [WEATHER], "structured_outputs": {
 
 
 @pytest.fixture
-async def claude(gateway: LocalGateway) -> AsyncIterator[AsyncAnthropic]:
-    async with AsyncAnthropic(base_url=gateway.root_url, api_key="any", max_retries=0, timeout=60) as claude:
-        yield claude
-
-
-@pytest.fixture
 async def http(gateway: LocalGateway) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=gateway.root_url, timeout=60) as http:
         yield http

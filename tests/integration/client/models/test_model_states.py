@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from penstock.producer import Client
 from penstock.shared.broker import Broker, EngineCapacity, Homes
@@ -19,17 +14,12 @@ from ...conftest import LONG_MS
 from ..harness import serve_gateway
 
 
-@pytest.fixture
-def open_gateway(deployment: dict[str, str]) -> Callable[..., Any]:
-    return partial(serve_gateway, **deployment)
-
-
 async def test_a_model_has_the_state_of_its_engines_and_devices(
-    commands: CommandConnection, broker: Broker, client: Client, open_gateway: Callable[..., Any], tmp_path: Path
+    commands: CommandConnection, broker: Broker, client: Client, deployment: dict[str, str], tmp_path: Path
 ) -> None:
     homes = Homes(commands, broker.keys)
     await client.register_lora("pets", write_adapter(tmp_path / "pets"))
-    async with open_gateway() as http:
+    async with serve_gateway(**deployment) as http:
 
         async def read(name: str = "m") -> tuple[str, float | None]:
             model = (await http.get(f"/v1/models/{name}")).json()
@@ -48,11 +38,9 @@ async def test_a_model_has_the_state_of_its_engines_and_devices(
         assert [model["status"] for model in (await http.get("/v1/models")).json()["data"]] == [{"value": "loaded"}] * 2
 
 
-async def test_an_engine_that_an_operator_put_to_sleep_is_asleep(
-    broker: Broker, open_gateway: Callable[..., Any]
-) -> None:
+async def test_an_engine_that_an_operator_put_to_sleep_is_asleep(broker: Broker, deployment: dict[str, str]) -> None:
     await broker.claim("e0", EngineCapacity(max_num_seqs=4, num_seqs=0), lease_ttl_ms=LONG_MS)
     await broker.withdraw("e0")
-    async with open_gateway() as http:
+    async with serve_gateway(**deployment) as http:
         model = (await http.get("/v1/models/m")).json()
     assert (model["status"], model["estimated_ready_s"]) == ({"value": "asleep"}, None)
