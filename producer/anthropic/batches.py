@@ -17,7 +17,7 @@ _UNFINISHED = {"batch_cancelled": "canceled", "batch_expired": "expired"}
 
 
 class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One request: ``params`` is a body of ``MESSAGES``."""
+    """Request of a batch. ``params`` is a body of ``MESSAGES``."""
 
     custom_id: str
     params: dict[str, Any]

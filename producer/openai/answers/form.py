@@ -302,8 +302,8 @@ class _CallForm:
         self._native: NativeCalls | None = None
         if parsers.has_structural_tags:
             # Only our engine with xgrammar enforces the grammars of inputs within calls.
-            held = functions if parsers.forces_natively else [tool._replace(grammar=None) for tool in functions]
-            self._native = native_calls(style.record.calls, held, is_parallel=is_parallel)
+            tools = functions if parsers.forces_natively else [tool._replace(grammar=None) for tool in functions]
+            self._native = native_calls(style.record.calls, tools, is_parallel=is_parallel)
         chosen = [function for function in functions if choice.name in (None, function.name)]
         if choice.mode == "auto":
             self.call_format = style.call_format

@@ -23,13 +23,12 @@ from penstock.shared.queue.policy import OverQuota, QueuePolicy, TenantPolicy
 from penstock.shared.queue.stats import QueueStats
 
 from .harness import claim_one, serve_gateway, write
-from .test_gateway_bodies import BODIES, bodies
+from .test_gateway_bodies import BODIES, WITHOUT_MODEL, bodies
 
 RUNNING = [
     (path, BODIES[schema] | {"model": "m"})
     for path, schema in bodies()
-    if schema not in ("TokenizeBody", "DetokenizeBody", "BatchBody", "MessageBatchBody", "LoadBody", "UnloadBody")
-    and "count" not in path
+    if schema not in WITHOUT_MODEL | {"TokenizeBody", "DetokenizeBody"} and "count" not in path
 ]
 
 
@@ -130,7 +129,7 @@ async def test_an_expired_request_waits_for_the_queue(
 
 
 def test_statuses_that_may_be_retried_have_a_time() -> None:
-    """By construction: the error itself adds the time, whoever raises it."""
+    """The error itself adds the time, whoever raises it."""
     for kind, status, _, _ in _STATUS_OF:
         error = kind.__new__(kind)
         BaseException.__init__(error, "x")

@@ -33,7 +33,7 @@ def test_interrupt_ends_the_work_before_it_is_raised() -> None:
 
 
 def test_interrupt_that_does_not_wake_the_caller_is_noticed() -> None:
-    """As one that arrives just before the caller begins to wait."""
+    """The signal is like one that arrives just before the caller begins to wait."""
     thread = LoopThread()
 
     async def work() -> None:

@@ -123,7 +123,7 @@ def test_arguments_that_are_no_json_stay_as_the_model_wrote_them() -> None:
     ],
 )
 def test_a_template_that_iterates_over_arguments_gets_an_object(arguments: str, parameters: str) -> None:
-    """As Qwen3-Coder and GLM have it."""
+    """Renders calls as the templates of Qwen3-Coder and GLM do."""
     source = HERMES.replace(
         "{{ call.function.arguments | tojson }}",
         "{% for name, value in call.function.arguments | items %}<{{ name }}>{{ value }}</{{ name }}>{% endfor %}",
