@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .table import MUTATIONS, Mutation
+from .mutation import Mutation
+from .table import MUTATIONS
 
 ROOT = Path(__file__).parents[3]
 PARTS = ("kernels", "ops", "producer", "shared", "worker")

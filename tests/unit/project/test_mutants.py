@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.lab.mutants.table import MUTATIONS, Mutation
+from penstock.ops.lab.mutants.mutation import Mutation
+from penstock.ops.lab.mutants.table import MUTATIONS
 
 ROOT = Path(__file__).parents[3]
 
