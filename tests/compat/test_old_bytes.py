@@ -152,13 +152,13 @@ def test_stored_records_of_operators_still_decode() -> None:
 
 
 def test_engines_have_no_state_that_older_clients_lack() -> None:
-    """They fail to read a heartbeat with another one; what is new needs a new field."""
+    """Check the states, because an older client cannot read a heartbeat with another one. A new state needs a field."""
     states = "starting compiling ready busy stalled draining sleeping dead stopped failed"
     assert [state.value for state in EngineState] == states.split()
 
 
 def test_a_heartbeat_of_a_later_engine_is_read() -> None:
-    """As a client without ``sleep_level`` reads that, and this one what engines report later."""
+    """Read a heartbeat as a client without ``sleep_level`` does, and one with fields that this client lacks."""
     beat = records.EngineHeartbeat(
         worker_id="w",
         engine_id="w-0",

@@ -44,7 +44,7 @@ async def until_beat(stack: LocalStack, condition: Callable[[EngineHeartbeat], b
 
 
 async def kill(stack: LocalStack, role: str, level: int) -> None:
-    """kill -9, and wait until the engine sleeps at ``level`` again, without a core."""
+    """Kill a process with SIGKILL, and wait until the engine sleeps at ``level`` again, without a core."""
     (beat,) = await beating(stack.url, 1)
     os.kill(getattr(beat, f"{role}_pid"), signal.SIGKILL)
     await until_asleep(stack, level, beat.num_restarts + 1)
@@ -148,7 +148,7 @@ async def test_an_engine_whose_model_is_gone_sleeps_on_and_says_so(start: Start,
 
 
 async def test_a_supervisor_has_its_engine_sleep_and_wake_while_redis_is_away(start: Start) -> None:
-    """By standard input and status lines; it takes its turn among the calls of operators."""
+    """Send orders through standard input. They take their turns among the calls of operators."""
     stack = await start(0)
     engine = EngineConfig(model=str(MODEL), served_model_name="demo", device="cpu", num_threads=1)
     fork_server = os.environ.get(FORK_SERVER_VARIABLE, "")

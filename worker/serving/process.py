@@ -117,7 +117,7 @@ class WorkerProcess:
 
     async def run(self, signals: StopSignals) -> int:
         """Return the exit status: 0 after a drain, 1 if the start failed, 3 if the core died, 4 if it hung loading."""
-        signals.on_order = lambda order: self._service.receive_order(order, self._report_done)
+        signals.on_order = lambda order: self._service.receive_order(order, self._report_outcome)
         reporting = asyncio.create_task(self._status.run())
         beating: asyncio.Task[None] | None = None
         try:
@@ -290,8 +290,8 @@ class WorkerProcess:
         await self._subscriber.close()
         await self._commands.close()
 
-    def _report_done(self, done: SleepOrderDone) -> None:
-        self._status.report(self._status.state, done=done)
+    def _report_outcome(self, outcome: SleepOrderDone) -> None:
+        self._status.report(self._status.state, outcome=outcome)
 
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
         self._service.on_outputs(outputs)

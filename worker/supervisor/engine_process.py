@@ -119,12 +119,12 @@ class EngineProcess:
         if self._process is None or not self.alive:
             raise EngineDeadError("the worker process has ended")
         order_id = next(_order_ids)
-        done = self._orders[order_id] = asyncio.get_running_loop().create_future()
+        answer = self._orders[order_id] = asyncio.get_running_loop().create_future()
         with suppress(BrokenPipeError):  # its end is reported below
             self._process.stdin.write(msgspec.json.encode(SleepOrder(order_id=order_id, call=call)) + b"\n")
             self._process.stdin.flush()
         try:
-            return await done
+            return await answer
         finally:
             del self._orders[order_id]
 
@@ -202,9 +202,9 @@ class EngineProcess:
         reading.cancel()
         self.exit_code = status
         self.ended.set()
-        for done in self._orders.values():
-            if not done.done():
-                done.set_exception(EngineDeadError(self.death().reason))
+        for answer in self._orders.values():
+            if not answer.done():
+                answer.set_exception(EngineDeadError(self.death().reason))
         self._on_change(self)
 
     async def _read_statuses(self, pipe: IO[bytes]) -> None:
@@ -244,13 +244,13 @@ class EngineProcess:
         self._on_change(self)
 
     def _end_order(self, outcome: SleepOrderDone) -> None:
-        done = self._orders.get(outcome.order_id)
-        if done is None or done.done():
+        answer = self._orders.get(outcome.order_id)
+        if answer is None or answer.done():
             return  # its caller has left
         if outcome.error is not None:
-            done.set_exception(from_wire(outcome.error.code, outcome.error.message, retryable=False))
+            answer.set_exception(from_wire(outcome.error.code, outcome.error.message, retryable=False))
         elif outcome.state is not None:
-            done.set_result(outcome.state)
+            answer.set_result(outcome.state)
 
     def _waited_s(self) -> float:
         return waited_for_processor_s(self._process.pid) if self._process is not None and self.alive else 0.0

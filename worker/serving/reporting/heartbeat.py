@@ -267,7 +267,7 @@ class StatusLines:
         message: str = "",
         trace: str = "",
         is_external: bool = False,
-        done: SleepOrderDone | None = None,
+        outcome: SleepOrderDone | None = None,
     ) -> None:
         """Set the state, and write a line immediately."""
         self.state = state
@@ -282,7 +282,7 @@ class StatusLines:
             weights_folder=self._heartbeat.weights_folder,
             weights_version=self._heartbeat.weights_version if self._heartbeat.weights_folder else "",
             sleep_level=self._heartbeat.sleep_level,
-            done=done,
+            done=outcome,
         )
         # Only into an empty pipe, because the some kilobytes of a heartbeat may not fit into one that is partly full.
         if self._heartbeat.encoded and _all_is_read():
