@@ -10,7 +10,6 @@ import signal
 import psutil
 import pytest
 
-from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.messages.core import RankSetup
@@ -33,6 +32,7 @@ from .watching import (
     start_streams,
     undisturbed,
     until,
+    until_logged,
 )
 
 RANKS = ("--tensor-parallel-size", "2", "--deterministic")
@@ -55,17 +55,6 @@ def pids_of(beat: EngineHeartbeat) -> list[int]:
 
 def are_gone(processes: list[psutil.Process]) -> bool:
     return all(map(is_gone, processes))
-
-
-async def log_of(stack: LocalStack) -> str:
-    return await asyncio.to_thread(lambda: stack.workers[0].log)
-
-
-async def log_with(stack: LocalStack, words: str) -> str:
-    async with asyncio.timeout(150):
-        while words not in (log := await log_of(stack)):
-            await asyncio.sleep(0.05)
-    return log
 
 
 async def test_two_ranks_make_the_tokens_of_one(start: Start, gate: Gate) -> None:
@@ -107,7 +96,7 @@ async def test_generations_resume_when_a_rank_ends(
         await finish(watched, whole, gate)
         await until(lambda: are_gone(team), what="what is left of the engine lives on")
         # The supervisor says so once the worker process has ended, which is after its core's processes are gone.
-        assert words.format(pids_of(beat)[1]) in await log_with(stack, '"is_external": true')
+        assert words.format(pids_of(beat)[1]) in await until_logged(stack, '"is_external": true')
         # The next engine computes the same tokens.
         again = [Watched(client.stream(PROMPT, params)) for params in PARAMS]
         await finish(again, whole[: len(PARAMS)], gate)
@@ -132,7 +121,7 @@ async def test_batches_in_flight_in_both_stages_are_lost_with_a_rank_and_no_toke
         await until(lambda: are_gone(team), what="the core outlives its rank")
         await finish(watched, whole, gate)
         words = f"the engine lost a rank: rank 1 (process {pids_of(beat)[1]}) was killed by SIGKILL"
-        assert words in await log_with(stack, '"is_external": true')
+        assert words in await until_logged(stack, '"is_external": true')
 
 
 async def test_generations_resume_at_the_restarted_engine_and_no_rank_outlives_its_core(

@@ -25,7 +25,19 @@ from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
 from ..gate import Gate
 from .conftest import Start
-from .watching import PARAMS, PROMPT, Watched, beating, engines, finish, start_streams, undisturbed, until
+from .watching import (
+    PARAMS,
+    PROMPT,
+    Watched,
+    beating,
+    engines,
+    finish,
+    log_of,
+    start_streams,
+    undisturbed,
+    until,
+    until_logged,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -54,16 +66,6 @@ async def until_asleep(stack: LocalStack, level: int, num_restarts: int) -> None
     beat = await until_beat(stack, lambda beat: beat.num_restarts == num_restarts and beat.state != EngineState.DEAD)
     assert (beat.state, beat.sleep_level, beat.core_pid) == (EngineState.SLEEPING, level, 0)
     assert beat.state_words == f"sleeping {level}, unloaded"
-
-
-async def until_logged(stack: LocalStack, event: str, number: int) -> None:
-    async with asyncio.timeout(150):
-        while await num_logged(stack, event) < number:
-            await asyncio.sleep(0.02)
-
-
-async def num_logged(stack: LocalStack, event: str) -> int:
-    return (await asyncio.to_thread(lambda: stack.workers[0].log)).count(event)
 
 
 async def stopped(stack: LocalStack) -> EngineHeartbeat:
@@ -113,7 +115,7 @@ async def test_an_engine_that_dies_while_it_sleeps_sleeps_on(start: Start, gate:
         await client.wake_up()
         await client.sleep(2)
         beat = await stopped(stack)
-        num_calls = await num_logged(stack, "WakeUp")
+        num_calls = (await log_of(stack)).count("WakeUp")
         waking = asyncio.create_task(client.wake_up())
         await until_logged(stack, "WakeUp", num_calls + 1)
         os.kill(getattr(beat, f"{role}_pid"), signal.SIGKILL)

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.errors import EngineDeadError
 
@@ -28,6 +27,7 @@ from .watching import (
     beating,
     busiest,
     finish,
+    log_of,
     start_streams,
     until,
 )
@@ -40,11 +40,6 @@ GIL_S = 5.0
 ENDS = ("core_stalled", "engine_lost", "engine_given_up", "supervisor_paused", "worker_process_paused")
 # Requests that are answered while the engine is kept busy, many times its capacity.
 SATURATION_REQS = 160
-
-
-async def log_of(stack: LocalStack) -> str:
-    """The log of all workers."""
-    return await asyncio.to_thread(lambda: stack.workers[0].log)
 
 
 def ends_in(log: str) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, CompletionOutput, Delta, SamplingParams
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
@@ -82,6 +83,19 @@ async def until(condition: Callable[[], object], timeout_s: float = 150.0, what:
     while not condition():
         assert time.monotonic() < give_up_at, what
         await asyncio.sleep(0.005)
+
+
+async def log_of(stack: LocalStack) -> str:
+    """Return the log of the first host of workers."""
+    return await asyncio.to_thread(lambda: stack.workers[0].log)
+
+
+async def until_logged(stack: LocalStack, text: str, number: int = 1) -> str:
+    """Wait until the log contains ``text`` this often, and return the log."""
+    async with asyncio.timeout(150):
+        while (log := await log_of(stack)).count(text) < number:
+            await asyncio.sleep(0.02)
+    return log
 
 
 async def all_under_way(watched: list[Watched], num_tokens: int = 20) -> None:

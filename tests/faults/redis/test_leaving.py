@@ -15,7 +15,7 @@ from penstock.shared.deployment.records import EngineHeartbeat
 from ...gate import Gate
 from ...redis_server import RedisServer
 from ..conftest import Start
-from ..watching import PARAMS, PROMPT, Watched, all_under_way, beating, finish, undisturbed
+from ..watching import PARAMS, PROMPT, Watched, all_under_way, beating, finish, log_of, undisturbed, until_logged
 
 # Longer than any test may take: who waits for the end of a drain is caught.
 ENDLESS = ("--drain-timeout", "900")
@@ -29,22 +29,11 @@ async def terminated(stack: LocalStack) -> int:
         return await asyncio.to_thread(stack.workers[0].await_end)
 
 
-async def log_of(stack: LocalStack) -> str:
-    return await asyncio.to_thread(lambda: stack.workers[0].log)
-
-
 async def test_an_idle_worker_leaves_while_redis_is_away(start: Start) -> None:
     stack = await start(1, *ENDLESS)
     await asyncio.to_thread(stack.kill_redis)
     assert await terminated(stack) == 0
     assert "lease_not_released" in await log_of(stack)
-
-
-async def log_contains(stack: LocalStack, text: str) -> None:
-    """Wait until the log contains ``text``."""
-    async with asyncio.timeout(150):
-        while text not in await log_of(stack):
-            await asyncio.sleep(0.01)
 
 
 class Relay:
@@ -92,7 +81,7 @@ async def test_a_core_that_dies_while_its_worker_begins_to_serve_is_noticed(serv
         stack = await start(1, *ENDLESS, "--log-level", "debug", redis_url=url)
         beat = await relay.stopped_for
         os.kill(beat.core_pid, signal.SIGKILL)
-        await log_contains(stack, '"state": "failed"')
+        await until_logged(stack, '"state": "failed"')
         assert await terminated(stack) == 0
 
 
@@ -101,7 +90,7 @@ async def test_a_worker_with_a_dead_core_stops_while_redis_is_away(start: Start)
     (beat,) = await beating(stack.url, 1)
     await asyncio.to_thread(stack.kill_redis)
     os.kill(beat.core_pid, signal.SIGKILL)
-    await log_contains(stack, '"state": "failed"')
+    await until_logged(stack, '"state": "failed"')
     assert await terminated(stack) == 0
 
 
