@@ -35,7 +35,7 @@ from ..processes.host import waited_for_processor_s
 from ..text.tokenizer import TextCodec
 from .core.client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
 from .core.stall import StallWatch, until_hung
-from .redis_waiting import LEAVE_PATIENCE_S, until_leaving
+from .redis_waiting import LEAVE_PATIENCE_S, until_first, until_leaving
 from .reporting.engine_meter import StepLog
 from .reporting.heartbeat import Heartbeat, StatusLines
 from .reporting.model_card import make_card
@@ -162,11 +162,9 @@ class WorkerProcess:
     async def _start(self, signals: StopSignals) -> tuple[Ready, TextCodec] | None:
         """Load the model; None if a stop came first."""
         starting = asyncio.create_task(self._start_core())
-        stopping = asyncio.create_task(signals.stop.wait())
         watching = asyncio.create_task(self._watch_loading())
-        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-        for task in (stopping, watching):
-            task.cancel()
+        await until_first([starting], signals.stop)
+        watching.cancel()
         if not starting.done():
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)

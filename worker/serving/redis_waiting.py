@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any
 
 import structlog
@@ -107,6 +107,17 @@ def cpu_seconds(info: str) -> float:
     raise ResponseError("INFO cpu does not contain used_cpu_sys and used_cpu_user")
 
 
+async def until_first(tasks: Collection[asyncio.Task[Any]], *events: asyncio.Event) -> list[asyncio.Task[Any]]:
+    """Wait until a task ends or an event is set. Return the tasks that have ended."""
+    signals = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait([*tasks, *signals], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for signal in signals:
+            signal.cancel()
+    return [task for task in tasks if task.done()]
+
+
 async def until_leaving(
     work: Coroutine[Any, Any, Any] | asyncio.Task[Any], *leaving: asyncio.Event, patience_s: float = LEAVE_PATIENCE_S
 ) -> bool:
@@ -115,13 +126,10 @@ async def until_leaving(
     Returns whether it ended without being cancelled. Raises the exception of ``work``, if any.
     """
     task = asyncio.ensure_future(work)
-    signals = [asyncio.create_task(event.wait()) for event in leaving]
     try:
-        await asyncio.wait([task, *signals], return_when=asyncio.FIRST_COMPLETED)
+        await until_first([task], *leaving)
         await asyncio.wait([task], timeout=patience_s)
     finally:
-        for signal in signals:
-            signal.cancel()
         if not task.done():
             task.cancel()
             await asyncio.wait([task])

@@ -38,7 +38,7 @@ from .lost_claims import LostClaims
 from .partitions.partition_upkeep import PartitionUpkeep
 from .partitions.served_partitions import ServedPartition, ServedPartitions
 from .publisher import Publisher
-from .redis_waiting import LEAVE_PATIENCE_S, RedisPressure, until_leaving
+from .redis_waiting import LEAVE_PATIENCE_S, RedisPressure, until_first, until_leaving
 from .reporting.engine_meter import EngineMeter, SeriesWriter
 from .reporting.heartbeat import Heartbeat, LoadedAdapters
 from .reporting.observers import Departure, RequestLog, RequestObserver, RequestObservers
@@ -139,11 +139,7 @@ class WorkerService:
     async def is_woken(self, stop: asyncio.Event) -> bool:
         """Serve as an engine that sleeps without a core. Returns True once it is woken up, False if it must stop."""
         keeping = await self._begin(stop)
-        ends = [asyncio.create_task(event.wait()) for event in (stop, self.unloaded.woken)]
-        done, _ = await asyncio.wait([keeping, *ends], return_when=asyncio.FIRST_COMPLETED)
-        for task in ends:
-            task.cancel()
-        for task in done:
+        for task in await until_first([keeping], stop, self.unloaded.woken):
             task.result()
         return not stop.is_set()
 
@@ -167,10 +163,7 @@ class WorkerService:
             self._background.append(asyncio.create_task(self._adapters.run()))
         intake = Intake(codec, ready)
         claiming = asyncio.create_task(self._claiming.run(intake, ready))
-        ends = [asyncio.create_task(event.wait()) for event in (stop, self._core.dead)]
-        done, _ = await asyncio.wait([claiming, keeping, *ends], return_when=asyncio.FIRST_COMPLETED)
-        for task in ends:
-            task.cancel()
+        ended = await until_first([claiming, keeping], stop, self._core.dead)
         await self._control.close()
         self._claiming.stop()
         # Claimed requests may take long to prepare; otherwise the loop only waits for Redis.
@@ -178,7 +171,7 @@ class WorkerService:
         if not await until_leaving(claiming, stop, self._core.dead, patience_s=patience_s):
             log.warning("claim_aborted", waited_s=patience_s)
         await self._claiming.leave()
-        for task in done:
+        for task in ended:
             task.result()
 
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> int:
