@@ -62,6 +62,14 @@ class SwapLog:
     def swap_s(self) -> float:
         return sum(swap.end_s - swap.start_s for swap in self.swaps)
 
+    def longest_waits(self) -> dict[str, Wait]:
+        """Return the longest wait of each band."""
+        longest: dict[str, Wait] = {}
+        for wait in self.waits:
+            if wait.band not in longest or wait.wait_s > longest[wait.band].wait_s:
+                longest[wait.band] = wait
+        return longest
+
     def bound_s(self, band: str) -> float:
         """Return the longest wait of a model that the rule allows, with the dearest swap of the simulation."""
         options = self.kind.swaps.options
@@ -132,14 +140,14 @@ class Device:
 
     def _view(self, model: str, demand: Demand) -> ModelView:
         now_s, swaps = self._env.now, self._kind.swaps
-        engine = self._awake[1] if self._awake is not None and self._awake[0] == model else None
+        engine = self._engine_of(model)
         running = list(engine.running.values()) if engine else []
         if running or demand.oldest_age_s:
             self._used_s[model] = now_s
         is_free_elsewhere = engine is None and demand.num_free_seqs > 0
         return ModelView(
             name=model,
-            level=SleepLevel.HOST_MEMORY if engine is None else SleepLevel.AWAKE,
+            level=_level_of(engine),
             since_s=self._since_s[model],
             oldest_s={band: now_s - age_s for band, age_s in demand.oldest_age_s.items()},
             num_running=len(running),
@@ -203,9 +211,12 @@ class Device:
             yield self._env.timeout(RENEW_EVERY_S)
 
     def _renew(self, model: str) -> None:
-        is_awake = self._awake is not None and self._awake[0] == model
-        level = SleepLevel.AWAKE if is_awake else SleepLevel.HOST_MEMORY
+        level = _level_of(self._engine_of(model))
         self._do(model, self._homes[model].renew(self._name, level, self._kind.swaps.wake_s))
+
+    def _engine_of(self, model: str) -> Engine | None:
+        """Return the engine of a model that is awake."""
+        return self._awake[1] if self._awake is not None and self._awake[0] == model else None
 
     def _do(self, model: str, call: Coroutine[Any, Any, T]) -> T:
         return _queue(self._fleets[model]).do(call)
@@ -225,6 +236,10 @@ def begin_devices(env: simpy.Environment, scenario: Scenario, fleets: Mapping[st
             partition = _queue(fleets[model])
             partition.listen(partition.keys.wanted, notify_all)
     return devices
+
+
+def _level_of(engine: Engine | None) -> SleepLevel:
+    return SleepLevel.HOST_MEMORY if engine is None else SleepLevel.AWAKE
 
 
 def _queue(fleet: Fleet) -> Partition:

@@ -176,9 +176,6 @@ def _outage_figures(shard: Shard, at_s: float, measures: Measures) -> OutageFigu
 
 
 def _swap_figures(swap_log: SwapLog, duration_s: float) -> SwapFigures:
-    longest: dict[str, float] = {}
-    for wait in swap_log.waits:
-        longest[wait.band] = max(longest.get(wait.band, 0.0), wait.wait_s)
     has_bound = swap_log.kind.swaps.rule is SwapRule.STANDING
     return SwapFigures(
         models=swap_log.kind.models,
@@ -187,8 +184,8 @@ def _swap_figures(swap_log: SwapLog, duration_s: float) -> SwapFigures:
         share=round(swap_log.swap_s / duration_s, 4),
         num_by_reason=dict(sorted(Counter(swap.reason.value for swap in swap_log.swaps).items())),
         waits={
-            band: (round(wait_s, 3), round(swap_log.bound_s(band), 3) if has_bound else None)
-            for band, wait_s in sorted(longest.items())
+            band: (round(wait.wait_s, 3), round(swap_log.bound_s(band), 3) if has_bound else None)
+            for band, wait in sorted(swap_log.longest_waits().items())
         },
     )
 
@@ -196,7 +193,7 @@ def _swap_figures(swap_log: SwapLog, duration_s: float) -> SwapFigures:
 def _swap_checks(swap_logs: Sequence[SwapLog], duration_s: float) -> list[Check]:
     """Return the checks of engines whose rule has bounds."""
     logs = [swap_log for swap_log in swap_logs if swap_log.kind.swaps.rule is SwapRule.STANDING]
-    waits = [(wait, swap_log.bound_s(wait.band)) for swap_log in logs for wait in swap_log.waits]
+    waits = [(wait, swap_log.bound_s(band)) for swap_log in logs for band, wait in swap_log.longest_waits().items()]
     if not waits:
         return []
     wait, bound_s = max(waits, key=lambda pair: pair[0].wait_s / pair[1])
