@@ -1,10 +1,10 @@
 -- uses: homes
 -- Return how much a model is needed, as msgpack. KEYS: leases. ARGV: prefix. Read once a second by each home, so its
 -- cost depends on no length. A list:
---   the time (ms); whether the queue is paused; tokens that wait in lanes; requests that wait after a claim; running ones;
---   earliest deadline of a waiting request (ms, 0 without one);
---   for each band with a request that an engine could claim: name, requests in its lanes, ms since when the oldest waits;
---   engines that claim: their number, sequences, held sequences; ids of devices with a grant; homes (homes.lua).
+--   the time (ms); whether the queue is paused; tokens that wait in lanes; requests that wait after a claim; running
+--   ones; earliest deadline of a waiting request (ms, 0 without one);
+--   for each band with a request that an engine could claim: name, requests in its lanes, ms since when the oldest
+--   waits; engines that claim: their number, sequences, held sequences; ids of devices with a grant; homes (homes.lua).
 local prefix, queue = ARGV[1], ARGV[1] .. 'queue'
 local MAX_DEADLINES = 16
 local function earliest_deadline()

@@ -1,7 +1,7 @@
 -- uses: homes
 -- Request the right to wake a model at a home, or renew it. KEYS: leases. ARGV: prefix, device, lease_ttl_ms (0 to give
--- it back), wake_ms, number of engines that should be awake, ms for which the caller leaves requests to a faster home (below
--- 0 if they have waited for longer).
+-- it back), wake_ms, number of engines that should be awake, ms for which the caller leaves requests to a faster home
+-- (below 0 if they have waited for longer).
 -- Returns {'granted', 0}, {'elsewhere', 0} if enough engines are awake or waking, or {'later', ms}: another home wakes
 -- it faster, and goes first until that time and the difference have passed. The cheapest home thus wakes it, and a dead
 -- one is passed.

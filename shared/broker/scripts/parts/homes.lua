@@ -7,7 +7,7 @@
 
 local MAX_HOMES = 256
 
--- Forget homes whose lease has ended, and grants that have ended.
+-- Forget homes and their grants. Requests that must not wait end, if nothing is left that serves the model.
 local function drop_homes(prefix, devices)
   for _, device in ipairs(devices) do
     redis.call('ZREM', prefix .. 'homes', device)
@@ -19,11 +19,13 @@ local function drop_homes(prefix, devices)
   end
 end
 
+-- Return the devices whose lease or grant has ended.
 local function expired(prefix, kind)
   marks.cut_leases(prefix, kind)
   return redis.call('ZRANGEBYSCORE', prefix .. kind, '-inf', now_ms(), 'LIMIT', 0, MAX_HOMES)
 end
 
+-- Forget homes whose lease has ended, and grants that have ended.
 local function drop_expired_homes(prefix)
   drop_homes(prefix, expired(prefix, 'homes'))
   for _, device in ipairs(expired(prefix, 'grants')) do redis.call('ZREM', prefix .. 'grants', device) end

@@ -107,8 +107,9 @@ local function emit(prefix, key, id, record, count, ...)
   return true
 end
 
--- Leases are sorted sets: "leases" of engines, "clients" of clients, "homes" and "grants" of devices. "reaper" has the duration of the longest of
--- each; it is not in "queue", which exists only on the model's server, while a client may renew its lease elsewhere.
+-- Leases are sorted sets: "leases" of engines, "clients" of clients, "homes" and "grants" of devices. "reaper" has the
+-- duration of the longest of each; it is not in "queue", which exists only on the model's server, while a client may
+-- renew its lease elsewhere.
 function marks.set_lease(prefix, kind, name, ttl_ms)
   local reaper, field = prefix .. 'reaper', 'longest_ms:' .. kind
   if ttl_ms > amount(redis.call('HGET', reaper, field)) then redis.call('HSET', reaper, field, ttl_ms) end
