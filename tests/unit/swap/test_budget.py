@@ -13,19 +13,19 @@ from penstock.shared.swap.views import DeviceView, Memory, ModelView, SleepLevel
 AWAKE, ASLEEP, PROCESS, DISK = SleepLevel
 
 
-def model(name: str, level: SleepLevel = AWAKE, awake: int = 10, asleep: int = 1, **fields: Any) -> ModelView:
+def model_view(name: str, level: SleepLevel = AWAKE, awake: int = 10, asleep: int = 1, **fields: Any) -> ModelView:
     values: dict[str, Any] = {"since_s": 0.0, "memory": Memory(awake=awake, asleep=asleep, weights=8)} | fields
     return ModelView(name=name, level=level, **values)
 
 
 def test_idle_models_leave_first_and_then_the_one_awake_longest() -> None:
     models = [
-        model("old", num_running=1, since_s=1.0),
-        model("new", num_running=1, since_s=2.0),
-        model("idle", used_s=5.0),
-        model("unused", used_s=3.0),
+        model_view("old", num_running=1, since_s=1.0),
+        model_view("new", num_running=1, since_s=2.0),
+        model_view("idle", used_s=5.0),
+        model_view("unused", used_s=3.0),
     ]
-    entering = model("entering", DISK)
+    entering = model_view("entering", DISK)
     assert [departures(DeviceView(memory=memory), models, entering) for memory in (50, 41, 32, 23, 14, 13, 10)] == [
         Departures(),
         Departures(("unused",)),
@@ -38,24 +38,24 @@ def test_idle_models_leave_first_and_then_the_one_awake_longest() -> None:
 
 
 def test_a_model_that_never_fits() -> None:
-    pinned, large = model("pinned", is_pinned=True), model("large", DISK, awake=15)
+    pinned, large = model_view("pinned", is_pinned=True), model_view("large", DISK, awake=15)
     assert departures(DeviceView(memory=24), [pinned, large], large) is None
     assert not fits_alone(DeviceView(memory=24), large, [pinned, large])
     assert fits_alone(DeviceView(memory=25), large, [pinned, large])
 
 
 def test_a_model_that_wakes_needs_no_more_than_the_difference() -> None:
-    sleeper = model("b", ASLEEP)
-    assert departures(DeviceView(memory=20), [model("a"), sleeper], sleeper) == Departures()
+    sleeper = model_view("b", ASLEEP)
+    assert departures(DeviceView(memory=20), [model_view("a"), sleeper], sleeper) == Departures()
 
 
 def test_levels_by_what_the_host_has_left_and_by_what_waking_takes() -> None:
-    sleeper, leaving = model("b", ASLEEP), model("a", wake_s_of={PROCESS: 4.0, DISK: 10.0})
+    sleeper, leaving = model_view("b", ASLEEP), model_view("a", wake_s_of={PROCESS: 4.0, DISK: 10.0})
     assert sleep_level(DeviceView(host_memory=16), [sleeper, leaving], leaving) is ASLEEP
     assert sleep_level(DeviceView(host_memory=15), [sleeper, leaving], leaving) is PROCESS
-    slow = model("a", wake_s_of={PROCESS: 8.0, DISK: 10.0})
+    slow = model_view("a", wake_s_of={PROCESS: 8.0, DISK: 10.0})
     assert sleep_level(DeviceView(host_memory=15), [sleeper, slow], slow) is DISK
-    unmeasured = model("a")
+    unmeasured = model_view("a")
     assert sleep_level(DeviceView(), [unmeasured], unmeasured) is PROCESS
 
 
@@ -72,10 +72,12 @@ MODELS = st.lists(st.tuples(LEVELS, st.integers(1, 9), st.integers(0, 2), st.boo
 @given(MODELS, st.integers(1, 20))
 def test_after_departures_all_fit_and_none_left_in_vain(rows: list[tuple], memory: int) -> None:
     models = [
-        model(f"m{index}", level, awake=awake + asleep, asleep=asleep, is_pinned=is_pinned, num_running=num_running)
+        model_view(
+            f"m{index}", level, awake=awake + asleep, asleep=asleep, is_pinned=is_pinned, num_running=num_running
+        )
         for index, (level, awake, asleep, is_pinned, num_running) in enumerate(rows)
     ]
-    entering = model("entering", DISK, awake=5)
+    entering = model_view("entering", DISK, awake=5)
     leaving = departures(DeviceView(memory=memory), models, entering)
     if leaving is None:
         return
@@ -93,4 +95,4 @@ def test_after_departures_all_fit_and_none_left_in_vain(rows: list[tuple], memor
 
 
 def _at(one: ModelView, level: SleepLevel) -> ModelView:
-    return model(one.name, level, awake=one.memory.awake, asleep=one.memory.asleep)
+    return model_view(one.name, level, awake=one.memory.awake, asleep=one.memory.asleep)

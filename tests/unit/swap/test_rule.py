@@ -127,7 +127,7 @@ def _series(swaps: Sequence[DoneSwap], reasons: set[Reason]) -> list[list[DoneSw
     return series
 
 
-def model(name: str, **fields: Any) -> ModelView:
+def model_view(name: str, **fields: Any) -> ModelView:
     values: dict[str, Any] = {
         "level": SleepLevel.HOST_MEMORY,
         "since_s": 0.0,
@@ -138,7 +138,7 @@ def model(name: str, **fields: Any) -> ModelView:
 
 
 def awake(name: str = "a", **fields: Any) -> ModelView:
-    return model(name, level=SleepLevel.AWAKE, **({"num_running": 1} | fields))
+    return model_view(name, level=SleepLevel.AWAKE, **({"num_running": 1} | fields))
 
 
 def choose(now_s: float, *models: ModelView, debts: Debts = NO_DEBTS, **options: Any) -> Swap | Stay:
@@ -146,14 +146,14 @@ def choose(now_s: float, *models: ModelView, debts: Debts = NO_DEBTS, **options:
 
 
 def test_an_idle_model_is_left_at_once_and_a_working_one_when_the_other_is_late() -> None:
-    waiting = model("b", oldest_s={"standard": 100.0})
+    waiting = model_view("b", oldest_s={"standard": 100.0})
     assert choose(100.0, awake(num_running=0), waiting) == Swap(Reason.EMPTY, ("a",), entering="b")
     assert choose(100.0, awake(), waiting) == Stay(105.0)
     assert choose(105.0, awake(), waiting) == Swap(Reason.LATE, ("a",), entering="b")
 
 
 def test_debt_delays_a_swap_and_the_longest_wait_needs_the_hard_debt_alone() -> None:
-    waiting = model("b", oldest_s={"interactive": 0.0})
+    waiting = model_view("b", oldest_s={"interactive": 0.0})
     assert choose(10.0, awake(), waiting, debts=Debts(5.0, 5.0)) == Stay(30.0)
     assert choose(10.0, awake(), waiting, debts=Debts(50.0, 5.0)) == Stay(60.0)
     assert choose(60.0, awake(), waiting, debts=Debts(50.0, 3.0)) == Stay(63.0)
@@ -161,30 +161,30 @@ def test_debt_delays_a_swap_and_the_longest_wait_needs_the_hard_debt_alone() -> 
 
 
 def test_the_backlog_of_a_model_counts_from_its_last_turn() -> None:
-    hot = model("hot", oldest_s={"interactive": 0.0}, since_s=99.0)
-    cold = model("cold", oldest_s={"interactive": 90.0})
+    hot = model_view("hot", oldest_s={"interactive": 0.0}, since_s=99.0)
+    cold = model_view("cold", oldest_s={"interactive": 90.0})
     choice = choose(100.0, awake(), hot, cold)
     assert isinstance(choice, Swap)
     assert choice.entering == "cold"
 
 
 def test_a_deadline_makes_a_model_late_unless_it_cannot_be_met() -> None:
-    urgent = model("b", oldest_s={"batch": 0.0}, deadline_s=10.0, service_s=3.0)
+    urgent = model_view("b", oldest_s={"batch": 0.0}, deadline_s=10.0, service_s=3.0)
     options = SwapOptions()
     assert [lateness(urgent, now_s, options) >= 1 for now_s in (4.0, 5.5, 8.0, 8.5)] == [False, True, True, False]
     assert choose(1.0, awake(), urgent) == Stay(5.0)
 
 
 def test_models_that_cannot_enter_do_not_count() -> None:
-    blocked = model("b", oldest_s={"interactive": 0.0}, can_wake=False)
-    large = model("c", oldest_s={"interactive": 0.0}, memory=Memory(awake=2))
+    blocked = model_view("b", oldest_s={"interactive": 0.0}, can_wake=False)
+    large = model_view("c", oldest_s={"interactive": 0.0}, memory=Memory(awake=2))
     assert choose(50.0, awake(), blocked, large) == Stay()
-    waiting = model("d", oldest_s={"interactive": 0.0})
+    waiting = model_view("d", oldest_s={"interactive": 0.0})
     assert choose(50.0, awake(is_pinned=True), waiting) == Stay()
 
 
 def test_a_working_model_stays_for_its_least_time() -> None:
-    waiting = model("b", oldest_s={"interactive": 0.0})
+    waiting = model_view("b", oldest_s={"interactive": 0.0})
     assert choose(10.0, awake(since_s=5.0), waiting, min_awake_s=8.0) == Stay(13.0)
 
 
@@ -193,13 +193,13 @@ def test_idle_models_sleep_and_then_end() -> None:
     idle = awake(num_running=0, used_s=10.0)
     assert choose(20.0, idle, **options) == Stay(310.0)
     assert choose(310.0, idle, **options) == Swap(Reason.IDLE, asleep=("a",))
-    assert choose(310.0, model("a", used_s=10.0), **options) == Stay(1810.0)
-    assert choose(1810.0, model("a", used_s=10.0), **options) == Swap(Reason.IDLE, ended=("a",))
+    assert choose(310.0, model_view("a", used_s=10.0), **options) == Stay(1810.0)
+    assert choose(1810.0, model_view("a", used_s=10.0), **options) == Swap(Reason.IDLE, ended=("a",))
     assert choose(1810.0, awake(num_running=0, is_pinned=True), **options) == Stay()
 
 
 def test_debts_have_a_credit_and_a_limit() -> None:
-    models, options = [awake(sleep_s=1.0), model("b")], SwapOptions(max_share=0.2)
+    models, options = [awake(sleep_s=1.0), model_view("b")], SwapOptions(max_share=0.2)
     assert Debts().after_serving(1e6, models, options) == Debts(-6.0, 0.0)
     assert Debts(5.5, 5.5).after_swap(3.0, models) == Debts(6.0, 6.0)
     assert Debts(2.0, 1.0).after_serving(4.0, models, options) == Debts(1.0, 0.0)
