@@ -76,19 +76,21 @@ def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_estimates_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_scenarios(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "scenarios", type=Path, nargs="*", metavar="FILE", help="TOML; by default those that come with Penstock"
     )
+
+
+def _add_estimates_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_scenarios(parser)
     parser.add_argument("--real", action="store_true", help="with real engines, in real time; needs FILE")
     parser.add_argument("--model", type=Path, metavar="DIR", help="what real engines serve; the demo model by default")
     parser.add_argument("--seed", type=int, help="instead of the scenario's")
 
 
 def _add_rules_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "scenarios", type=Path, nargs="*", metavar="FILE", help="TOML; by default those that come with Penstock"
-    )
+    _add_scenarios(parser)
     parser.add_argument("--rule", nargs="+", metavar="RULE", help="standing, first-come, llama-swap; by default all")
     parser.add_argument("--seed", type=int, help="instead of the scenario's")
 

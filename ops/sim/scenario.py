@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -368,6 +369,20 @@ def read_scenario(text: str) -> Scenario:
         return scenario
     except (msgspec.ValidationError, ValidationError) as error:
         raise ConfigurationError(f"the scenario: {error}") from error
+
+
+def read_scenarios(paths: Iterable[Path], seed: int | None) -> Iterator[tuple[Path, Scenario]]:
+    """Yield the scenarios of files with their paths. ``seed`` replaces the seed of each, if it is not None.
+
+    Raises:
+        ConfigurationError: a scenario is wrong, or cannot be read.
+    """
+    for path in paths:
+        try:
+            scenario = read_scenario(path.read_text())
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+        yield path, scenario if seed is None else msgspec.structs.replace(scenario, seed=seed)
 
 
 def _check_keys(kind: inspect.Type, value: Any, where: str) -> None:

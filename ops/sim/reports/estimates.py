@@ -15,12 +15,11 @@ from random import Random
 
 import msgspec
 
-from ....shared.errors import ConfigurationError
 from ....shared.process.command_line import format_table
 from ....shared.queue.stats import QueueStats, RequestStatus
 from ...statistics import percentile
 from ..measures import Note
-from ..scenario import Scenario, read_scenario
+from ..scenario import Scenario, read_scenarios
 from ..simulation import simulate
 from ..world import Partition
 
@@ -168,12 +167,6 @@ def print_errors(paths: Sequence[Path], errors_of: Callable[[Scenario], list[Ban
         ConfigurationError: a scenario is wrong, or cannot be read.
     """
     rows: list[list[str]] = []
-    for path in paths or sorted(FOLDER.glob("*.toml")):
-        try:
-            scenario = read_scenario(path.read_text())
-        except OSError as error:
-            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-        if seed is not None:
-            scenario = msgspec.structs.replace(scenario, seed=seed)
+    for path, scenario in read_scenarios(paths or sorted(FOLDER.glob("*.toml")), seed):
         rows += error_rows(path.stem, errors_of(scenario))
     print(format_table(HEADER, rows))

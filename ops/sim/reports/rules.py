@@ -12,7 +12,7 @@ from ....shared.process.command_line import format_table
 from ....shared.values.shown import shown
 from ...statistics import percentile
 from ..measures import Note
-from ..scenario import Scenario, SwapRule, Tenants, read_scenario
+from ..scenario import Scenario, SwapRule, Tenants, read_scenarios
 from ..simulation import Simulated
 
 FOLDER = Path(__file__).parent.parent / "scenarios" / "swap"
@@ -35,15 +35,9 @@ def print_rules(
         ConfigurationError: a rule is unknown, or a scenario is wrong or cannot be read.
     """
     chosen = [_rule(name) for name in rules] if rules else list(SwapRule)
-    for path in paths or sorted(FOLDER.glob("*.toml")):
-        try:
-            scenario = read_scenario(path.read_text())
-        except OSError as error:
-            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    for path, scenario in read_scenarios(paths or sorted(FOLDER.glob("*.toml")), seed):
         if not any(kind.models for kind in scenario.engines):
             raise ConfigurationError(f"{path} has no [[engines]] with models, so no rule applies; add models")
-        if seed is not None:
-            scenario = msgspec.structs.replace(scenario, seed=seed)
         rows = [make_row(run(with_rule(scenario, rule)), rule) for rule in chosen]
         print(f"{path.stem}\n{format_table(make_header(scenario), rows)}\n", flush=True)
 
