@@ -27,7 +27,7 @@ class Departures:
 
 def device_bytes(models: Collection[ModelView]) -> int:
     """Return the bytes of the device that models take at their levels."""
-    return sum(_bytes_at(model, model.level) for model in models)
+    return sum(_bytes_of(model) for model in models)
 
 
 def fits_alone(device: DeviceView, model: ModelView, models: Collection[ModelView]) -> bool:
@@ -89,7 +89,7 @@ def sleep_level(device: DeviceView, models: Collection[ModelView], leaving: Mode
     return SleepLevel.PROCESS if pays else SleepLevel.DISK
 
 
-def _bytes_at(model: ModelView, level: SleepLevel) -> int:
-    if level is SleepLevel.AWAKE:
+def _bytes_of(model: ModelView) -> int:
+    if model.is_awake:
         return model.memory.awake
-    return 0 if level is SleepLevel.DISK else model.memory.asleep
+    return 0 if model.level is SleepLevel.DISK else model.memory.asleep

@@ -113,33 +113,30 @@ def decide(
 ) -> Swap | Stay:
     """Return the next swap. Call again when a request arrives or ends, after a swap, and at ``Stay.until_s``."""
     standing = [
-        model
+        (model, leaving)
         for model in models
-        if not model.is_awake and model.oldest_s and model.can_wake and departures(device, models, model) is not None
+        if not model.is_awake and model.oldest_s and model.can_wake
+        if (leaving := departures(device, models, model)) is not None
     ]
     if not standing:
         return _rest(now_s, models, options)
-    entering = min(standing, key=lambda model: _rank(model, now_s, options))
-    leaving = departures(device, models, entering)
-    assert leaving is not None
+    entering, leaving = min(standing, key=lambda pair: _rank(pair[0], now_s, options))
     working = [model for model in models if model.name in leaving.asleep and model.has_work]
     reason = _reason(now_s, entering, working, debts, options)
     if reason is None:
-        return Stay(min(_next_change_s(now_s, model, working, debts, options) for model in standing))
+        return Stay(min(_next_change_s(now_s, model, working, debts, options) for model, _ in standing))
     return Swap(reason, leaving.asleep, leaving.ended, entering.name)
 
 
 def _rank(model: ModelView, now_s: float, options: SwapOptions) -> tuple[float, float, float, str]:
     """Return the order among standing models: those beyond their max_wait_s first, then by lateness."""
-    beyond_s = max(
-        (
-            time_s
-            for band, time_s in model.standing_s(now_s).items()
-            if time_s >= options.max_wait_of(band) - ROUNDING_S
-        ),
-        default=0.0,
-    )
-    return (-beyond_s, -lateness(model, now_s, options), model.wake_s, model.name)
+    return (-_beyond_s(model, now_s, options), -lateness(model, now_s, options), model.wake_s, model.name)
+
+
+def _beyond_s(model: ModelView, now_s: float, options: SwapOptions) -> float:
+    """Return how long a model has stood that stands beyond a max_wait_s; 0 for another."""
+    times = model.standing_s(now_s).items()
+    return max((time_s for band, time_s in times if time_s >= options.max_wait_of(band) - ROUNDING_S), default=0.0)
 
 
 def _reason(
@@ -153,7 +150,7 @@ def _reason(
         return None
     if debts.soft_s <= ROUNDING_S and awake_s >= options.min_awake_s - ROUNDING_S:
         return Reason.LATE
-    if debts.hard_s <= ROUNDING_S and _rank(entering, now_s, options)[0] < 0:
+    if debts.hard_s <= ROUNDING_S and _beyond_s(entering, now_s, options) > 0:
         return Reason.MAX_WAIT
     return None
 
