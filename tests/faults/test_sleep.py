@@ -128,7 +128,7 @@ async def test_an_engine_that_dies_while_it_sleeps_sleeps_on(start: Start, gate:
         assert (beat.num_restarts, beat.sleep_level) == (4, 0)
 
 
-async def test_an_engine_whose_model_is_gone_sleeps_on_and_says_so(start: Start, tmp_path: Path) -> None:
+async def test_an_engine_whose_model_is_gone_sleeps_on_and_says_so(start: Start, gate: Gate, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(MODEL, folder)
     stack = await start(1, "--deterministic", model=folder)
@@ -143,10 +143,7 @@ async def test_an_engine_whose_model_is_gone_sleeps_on_and_says_so(start: Start,
         await until_asleep(stack, 2, 2)
         (tmp_path / "aside").rename(folder)
         await client.wake_up()
-        async with asyncio.timeout(200):
-            await asyncio.gather(*(one.task for one in watched))
-        for one, expected in zip(watched, whole, strict=True):
-            one.check(expected)
+        await finish(watched, whole, gate)
 
 
 async def test_a_supervisor_has_its_engine_sleep_and_wake_while_redis_is_away(start: Start) -> None:
