@@ -45,10 +45,12 @@ from .own_ordering import load_ordering
 from .ranks.interface import Ranks
 from .ranks.one import OneRank
 from .scheduling.admission import BlockLoads, NoLoads
+from .scheduling.batches import Flights
 from .scheduling.block_pool import BlockPool
 from .scheduling.block_tables import BlockTables
 from .scheduling.chunking import AnyChunks, Chunking, GeneratedTokensAlone, WholePrompts
 from .scheduling.drafting import Drafting, NoDrafting
+from .scheduling.ordering import OrderingPolicy
 from .scheduling.prefix_cache import NoPrefixCache, PrefixCache
 from .scheduling.request import ClockedTimeline, Request
 from .scheduling.scheduler import Scheduler
@@ -133,21 +135,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     flights = layout.make_flights(model, runner)
     blocks = _make_blocks(config, folder, model, size)
     adapters = _make_library(config, slots)
-    scheduler = Scheduler(
-        blocks.pool,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=_token_budget(config, model, size),
-        max_model_len=size.max_model_len,
-        policy=ordering.policy,
-        prefix_cache=blocks.prefix_cache,
-        timeline=ClockedTimeline(),
-        drafting=drafting,
-        residency=adapters,
-        flights=flights,
-        tables=blocks.tables,
-        chunking=_make_chunking(config, model, size),
-        loads=blocks.loads,
-    )
+    scheduler = _make_scheduler(config, model, size, blocks, ordering.policy, drafting, adapters, flights)
     source = WeightsSource.of(config, folder, model.folder)
     core = layout.make_core(model, runner, flights)(
         scheduler,
@@ -261,6 +249,33 @@ def _make_blocks(config: EngineConfig, folder: Path, model: LoadedModel, size: K
         return _Blocks(pool, tables, prefix_cache, None, NoLoads())
     loads = OffloadLoads(offload, int(config.async_scheduling), pool, prefix_cache, config.max_num_seqs)
     return _Blocks(pool, tables, prefix_cache, offload, loads)
+
+
+def _make_scheduler(
+    config: EngineConfig,
+    model: LoadedModel,
+    size: KVCacheSize,
+    blocks: _Blocks,
+    policy: OrderingPolicy,
+    drafting: Drafting,
+    adapters: AdapterLibrary | None,
+    flights: Flights,
+) -> Scheduler:
+    return Scheduler(
+        blocks.pool,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=_token_budget(config, model, size),
+        max_model_len=size.max_model_len,
+        policy=policy,
+        prefix_cache=blocks.prefix_cache,
+        timeline=ClockedTimeline(),
+        drafting=drafting,
+        residency=adapters,
+        flights=flights,
+        tables=blocks.tables,
+        chunking=_make_chunking(config, model, size),
+        loads=blocks.loads,
+    )
 
 
 def _make_prefix_cache(
