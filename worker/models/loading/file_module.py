@@ -84,16 +84,13 @@ class FileModule(nn.Module):
             # A part without tensors of its own, such as a whole feed-forward part.
             return _Part(target, {})
         of_layers = self._plan.layer_embeddings
-        is_embedding = of_layers is not None and target == of_layers.embedding
-        weight = None if is_embedding else self._empty_weight(target)
-        if weight is not None:
-            has_bias = "bias" in self._leaves[target]
-            return _linear_layer(weight, self._read_tensor(f"{target}.bias") if has_bias else None)
-        parts = {leaf: self._read_tensor(f"{target}.{leaf}") for leaf in self._leaves[target]}
+        if of_layers is not None and target == of_layers.embedding:
+            return ScaledEmbedding(self._read_tensor(f"{target}.weight"), of_layers.embedding_scale)
+        empty = self._empty_weight(target)
+        parts = {} if empty is None else {"weight": empty}
+        parts |= {leaf: self._read_tensor(f"{target}.{leaf}") for leaf in self._leaves[target] if leaf not in parts}
         weight = parts.get("weight")
         if weight is not None and weight.ndim == 2 and parts.keys() <= {"weight", "bias"}:
-            if of_layers is not None and is_embedding:
-                return ScaledEmbedding(weight, of_layers.embedding_scale)
             return _linear_layer(weight, parts.get("bias"))
         return _Part(target, parts)
 
