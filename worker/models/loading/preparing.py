@@ -112,9 +112,8 @@ def prepare(
         forward = make_native(forward, config.block_size)
     if check is not None:
         check.compare(forward, config, vocab_size)
-    return (
-        make_captured(forward, config.token_budget) if device.type == "cuda" and not config.enforce_eager else forward
-    )
+    is_captured = device.type == "cuda" and not config.enforce_eager
+    return make_captured(forward, config.token_budget) if is_captured else forward
 
 
 def prepared_tolerance(config: EngineConfig, network: nn.Module) -> float | None:
