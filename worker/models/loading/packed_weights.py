@@ -12,7 +12,6 @@ import dataclasses
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
 from itertools import accumulate
@@ -31,6 +30,7 @@ from ....kernels.linear import PackedWeight
 from ....shared.errors import ModelLoadError
 from ..lean.layers.decoder import LeanDecoder
 from ..placing.packed_linear import OwnPackedLinear, replace_linear_layers
+from .cache_files import newest_first, replace_file
 from .file_module import ScaledEmbedding
 
 SUFFIX = ".weights"
@@ -196,33 +196,25 @@ def write_packed_weights(path: Path, build: str, network: LeanDecoder, shapes: M
         path.parent.mkdir(parents=True, exist_ok=True)
         if begins[-1] > _MAX_PART * shutil.disk_usage(path.parent).free:
             raise OSError("they would take more than a quarter of the free space")
-        _replace_file(path, header, tensors.values())
+        replace_file(path, _contents_of(header, tensors.values()))
         _remove_oldest(path.parent)
     except OSError as error:
         # The next start takes longer, and nothing else.
         log.warning("packed_weights_not_written", path=str(path), reason=str(error))
 
 
-def _replace_file(path: Path, header: bytes, tensors: Iterable[Tensor]) -> None:
-    """Replace the file ``path`` in one step."""
+def _contents_of(header: bytes, tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield the content of a file."""
     start = len(header).to_bytes(_LENGTH_BYTES, "little") + header
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        try:
-            for content in (np.frombuffer(start, np.uint8), *map(_memory_of, tensors)):
-                file.write(content.data)
-                file.write(bytes(_aligned(len(content)) - len(content)))
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    for content in (np.frombuffer(start, np.uint8), *map(_memory_of, tensors)):
+        yield content.data
+        yield bytes(_aligned(len(content)) - len(content))
 
 
 def _remove_oldest(folder: Path) -> None:
-    newest_first = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    totals = accumulate(path.stat().st_size for path in newest_first)
-    for path, total in list(zip(newest_first, totals, strict=True))[1:]:
+    files = newest_first(folder, SUFFIX)
+    totals = accumulate(path.stat().st_size for path in files)
+    for path, total in list(zip(files, totals, strict=True))[1:]:
         if total > _MAX_BYTES:
             path.unlink(missing_ok=True)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +53,7 @@ from ..loaded import LoadedModel
 from ..placing.device import return_free_memory
 from ..placing.packed_linear import pack_linear_layers
 from ..plan import AnglesPlan, DecoderPlan, LayerPlan
+from .cache_files import newest_first, replace_file
 from .file_module import Angles, AnglesKind, FileModule
 from .packed_weights import PackedWeights, write_packed_weights
 from .preparing import prepare, prepared_tolerance, weight_format
@@ -399,19 +399,12 @@ def _read_stored(path: Path, build: str) -> StoredModel | None:
 def _write_stored(path: Path, stored: StoredModel) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(msgspec.msgpack.encode(stored))
-        os.replace(file.name, path)
-        _remove_oldest(path.parent)
+        replace_file(path, [msgspec.msgpack.encode(stored)])
+        for oldest in newest_first(path.parent, ".msgpack")[_MAX_FILES:]:
+            oldest.unlink(missing_ok=True)
     except OSError as error:
         # The next start takes longer, and nothing else.
         log.warning("stored_model_not_written", path=str(path), reason=str(error))
-
-
-def _remove_oldest(folder: Path) -> None:
-    newest_first = sorted(folder.glob("*.msgpack"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in newest_first[_MAX_FILES:]:
-        path.unlink(missing_ok=True)
 
 
 def _build_digest() -> str:
