@@ -40,14 +40,18 @@ def calibration_prompts(folder: Path, config: EngineConfig, vocab_size: int, max
     """Return the prompts by which ``pack_by_examples`` packs the model in ``folder``; none if its weights need none."""
     if not config.has_four_bit_weights or config.device != "cpu":
         return []
-    path = tokenizer_folder(folder, config.trust_remote_code) / TOKENIZER_FILE
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_padding()
-    texts = _TEXT.read_text(encoding="utf-8").split(_SEPARATOR)
-    prompts = [[token_id for token_id in tokenizer.encode(text).ids if token_id < vocab_size] for text in texts]
+    prompts = encode_texts(_TEXT.read_text(encoding="utf-8").split(_SEPARATOR), folder, config, vocab_size)
     prompts.append(varied_prompt(vocab_size, _NUM_OTHER_TOKENS))
     max_len = min(_MAX_PROMPT_LEN, max_model_len)
     return [prompt[:max_len] for prompt in prompts if prompt]
+
+
+def encode_texts(texts: Sequence[str], folder: Path, config: EngineConfig, vocab_size: int) -> list[list[int]]:
+    """Return the tokens of each text, by the tokenizer in ``folder``, without those that the model does not have."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder(folder, config.trust_remote_code) / TOKENIZER_FILE))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return [[token_id for token_id in tokenizer.encode(text).ids if token_id < vocab_size] for text in texts]
 
 
 def varied_prompt(vocab_size: int, num_tokens: int) -> list[int]:

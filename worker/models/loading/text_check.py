@@ -11,17 +11,14 @@ from pathlib import Path
 
 import structlog
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from ....shared.errors import ModelLoadError
 from ...config.engine_config import EngineConfig
-from ..checkpoint.folder import TOKENIZER_FILE
-from ..checkpoint.tokenizer_folder import tokenizer_folder
 from ..checks.divergence import Scores
 from ..checks.kl_limits import QUALITY_TEXT, largest_kl
 from ..forward import Forward
-from .calibration import run_prompts
+from .calibration import encode_texts, run_prompts
 
 log = structlog.get_logger(__name__)
 
@@ -42,10 +39,9 @@ def check_prompt(folder: Path, config: EngineConfig, vocab_size: int, max_model_
     is_smaller = config.quantization is not None or config.eight_bit_cache is not None
     if not is_smaller or not config.needs_weights or config.num_ranks > 1 or config.is_grouped:
         return []
-    tokenizer = Tokenizer.from_file(str(tokenizer_folder(folder, config.trust_remote_code) / TOKENIZER_FILE))
-    tokenizer.no_truncation()
-    ids = tokenizer.encode(QUALITY_TEXT.read_text(encoding="utf-8")[:_NUM_CHARACTERS]).ids
-    prompt = [token_id for token_id in ids if token_id < vocab_size][: min(_NUM_TOKENS, max_model_len)]
+    text = QUALITY_TEXT.read_text(encoding="utf-8")[:_NUM_CHARACTERS]
+    (prompt,) = encode_texts([text], folder, config, vocab_size)
+    prompt = prompt[: min(_NUM_TOKENS, max_model_len)]
     return prompt if len(prompt) > 1 else []
 
 
