@@ -263,9 +263,10 @@ def minimax_keys(config: Any) -> Keys:
     }
 
 
-def minimax(config: Any, name: str, tensor: Tensor) -> Pairs:
+def corrected_experts(config: Any, name: str, tensor: Tensor) -> Pairs:
+    """Write corrections of scores as a vector. Some models have a matrix of one row."""
     if name.endswith("e_score_correction_bias"):
-        return [(f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor)]
+        return [(f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor.flatten())]
     return experts_of(config, name, tensor)
 
 
@@ -276,12 +277,6 @@ def ernie_moe_keys(config: Any) -> Keys:
         "leading_dense_block_count": config.moe_layer_start_index,
         "interleave_moe_layer_step": config.moe_layer_interval,
     }
-
-
-def ernie_moe(config: Any, name: str, tensor: Tensor) -> Pairs:
-    if name.endswith("e_score_correction_bias"):
-        return [(f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor[0])]
-    return experts_of(config, name, tensor)
 
 
 def hunyuan_moe_keys(config: Any) -> Keys:
@@ -398,9 +393,9 @@ CONVERSIONS = {
         "deepseek2", {"first_k_dense_replace": 1, "n_group": 2, "rope_parameters": _YARN}, deepseek_keys, deepseek
     ),
     "glm4_moe": Conversion("glm4moe", {"first_k_dense_replace": 1, "use_qk_norm": True}, glm4_moe_keys, deepseek),
-    "ernie4_5_moe": Conversion("ernie4_5-moe", keys=ernie_moe_keys, convert=ernie_moe),
+    "ernie4_5_moe": Conversion("ernie4_5-moe", keys=ernie_moe_keys, convert=corrected_experts),
     "hunyuan_v1_moe": Conversion("hunyuan-moe", keys=hunyuan_moe_keys, convert=experts_of),
-    "minimax_m2": Conversion("minimax-m2", {"rope_parameters": _PARTIAL}, minimax_keys, minimax),
+    "minimax_m2": Conversion("minimax-m2", {"rope_parameters": _PARTIAL}, minimax_keys, corrected_experts),
     "lfm2": Conversion("lfm2", {"block_auto_adjust_ff_dim": False}, lfm2_keys, without_middle_axis),
     "lfm2_moe": Conversion(
         "lfm2moe",
