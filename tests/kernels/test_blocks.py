@@ -77,7 +77,7 @@ def test_products_are_those_of_the_dequantized_weight(
 
 
 def test_parts_of_different_forms_become_one_weight() -> None:
-    """As the queries, keys and values of a file that mixes types."""
+    """Queries, keys and values of a file may have different types."""
     parts = [draw(form, 65 + index, 64) for index, form in enumerate(FORMS)]
     packed = pack_blocks(parts)
     assert packed.blocks == BlockForm(False, 16, True)

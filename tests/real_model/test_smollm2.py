@@ -116,7 +116,7 @@ def test_answers_follow_a_schema(engine: Engine, codec: TextCodec) -> None:
 
 
 def test_each_sleep_gives_back_as_much_as_the_first(smollm2: Path) -> None:
-    """Without collections of garbage between the calls, which a core makes as rarely."""
+    """Collect no garbage between the calls, as a core rarely does."""
     with engine_of(smollm2) as engine:
         gc.collect()
         gc.disable()

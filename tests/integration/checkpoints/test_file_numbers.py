@@ -64,7 +64,7 @@ def packed_layers(model: LoadedModel) -> list[OwnPackedLinear]:
 
 
 def test_weights_are_those_of_the_file(path: Path) -> None:
-    """Also where queries and keys are reordered."""
+    """The file has queries and keys in another order."""
     num_read = 0
     for name, tensor in read_gguf(path, torch.float32).items():
         blocks = None if tensor.blocks is None else tensor.blocks()

@@ -65,8 +65,8 @@ def test_merges_are_derived_from_all_cuts(vocabulary: list[tuple[str, int]]) -> 
     for index in sorted(range(len(tokens)), key=lambda index: -scores[index]):
         token = tokens[index]
         pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
-        known = [pair for pair in pairs if ids.keys() >= set(pair)]
-        expected += sorted(known, key=lambda pair: ids[pair[0]])
+        merges = [pair for pair in pairs if ids.keys() >= set(pair)]
+        expected += sorted(merges, key=lambda pair: ids[pair[0]])
     assert derive_merges(tokens, scores) == expected
 
 
