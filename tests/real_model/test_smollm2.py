@@ -20,8 +20,9 @@ from penstock.worker.config.computing import DEFAULT_DRAFT_TOKENS
 from penstock.worker.engine.composition import Engine
 from penstock.worker.engine.drafting.drafters import SuffixMemory
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
-from penstock.worker.engine.offline.quality import DEFAULT_TEXT, measure_quality
+from penstock.worker.engine.offline.quality import measure_quality
 from penstock.worker.engine.offline.run import OfflineRequest, run_workload
+from penstock.worker.models.checks.kl_limits import QUALITY_TEXT
 from penstock.worker.text.tokenizer import TextCodec
 
 from .conftest import HERE, engine_of
@@ -79,7 +80,7 @@ def test_tokens_are_those_of_llama_cpp(codec: TextCodec) -> None:
 
 @pytest.mark.timeout(1800)  # packs four bits twice
 def test_number_formats_stay_near_float32(smollm2: Path) -> None:
-    text = DEFAULT_TEXT.read_text(encoding="utf-8")[:NUM_CHARACTERS]
+    text = QUALITY_TEXT.read_text(encoding="utf-8")[:NUM_CHARACTERS]
     caches = [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}]
     weights = [{"quantization": name} for name in ("int8", "int4-mixed", "int4")]
     formats = [{}, {"dtype": "auto"}, *weights, *caches]

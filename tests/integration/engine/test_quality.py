@@ -15,8 +15,9 @@ import transformers
 
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
-from penstock.worker.engine.offline.quality import DEFAULT_TEXT, Quality, main, measure_quality
+from penstock.worker.engine.offline.quality import Quality, main, measure_quality
 from penstock.worker.engine.offline.scoring import QualityMeter, cut_windows
+from penstock.worker.models.checks.kl_limits import QUALITY_TEXT
 from penstock.worker.text.tokenizer import TextCodec
 
 from .harness import VOCAB_SIZE
@@ -195,5 +196,5 @@ def test_a_mistake_is_a_sentence(arguments: list[str], sentence: str, capsys: py
 
 
 def test_the_bundled_text_is_long_enough() -> None:
-    tokens = TextCodec.load(DEMO / "model").encode(DEFAULT_TEXT.read_text())
+    tokens = TextCodec.load(DEMO / "model").encode(QUALITY_TEXT.read_text())
     assert len(tokens) > 4000

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DEFAULT_TEXT = QUALITY_TEXT
 # With fewer tokens the mean varies by as much as the formats differ.
 MIN_TOKENS = 256
 DEFAULT_WINDOW, _MAX_WINDOW = 512, 1 << 16
@@ -234,7 +233,7 @@ def _add_quality_arguments(parser: Parser) -> None:
         default="bfloat16",
         help="format to compare with (bfloat16); float32 measures bfloat16, too",
     )
-    parser.add_argument("--text", type=Path, default=DEFAULT_TEXT, metavar="FILE", help="UTF-8 text (one of ours)")
+    parser.add_argument("--text", type=Path, default=QUALITY_TEXT, metavar="FILE", help="UTF-8 text (one of ours)")
     parser.add_argument(
         "--window", type=int, metavar="N", help=f"tokens of a prompt ({DEFAULT_WINDOW}, or as many as the model serves)"
     )
