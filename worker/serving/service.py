@@ -90,7 +90,7 @@ class WorkerService:
         self._adapters = LoadedAdapters(config, commands, self._parts, core, heartbeat)
         self._background: list[asyncio.Task[None]] = []
         calls = EngineCalls(commands, self._keys.model(self._model))
-        self._control = ControlCalls(config.engine_id, calls, core, heartbeat.beat)
+        self._control = ControlCalls(config.engine_id, calls, core, heartbeat.try_to_beat)
         if config.starts_asleep:
             self._control.add_functions(self.unloaded.functions)
         self._upkeep = PartitionUpkeep(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
+import pytest
 from structlog.testing import capture_logs
 
 from penstock.shared.connection import CommandConnection
@@ -13,8 +15,8 @@ from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.serving.reporting.heartbeat import Heartbeat
 
 
-async def test_a_refused_heartbeat_is_repeated(commands: CommandConnection, namespace: str, user_url: str) -> None:
-    """Otherwise no client would know an engine that serves."""
+@pytest.fixture
+async def heartbeat(namespace: str, user_url: str) -> AsyncIterator[Heartbeat]:
     config = WorkerConfig(
         worker_id="w",
         engine_id="e0",
@@ -23,14 +25,23 @@ async def test_a_refused_heartbeat_is_repeated(commands: CommandConnection, name
         namespace=namespace,
         heartbeat_interval_s=0.02,
     )
-    connection, key = CommandConnection(user_url), Keys(namespace).engine("e0")
+    connection = CommandConnection(user_url)
+    yield Heartbeat(config, connection)
+    await connection.close()
+
+
+async def test_a_refused_heartbeat_is_repeated(
+    commands: CommandConnection, namespace: str, heartbeat: Heartbeat
+) -> None:
+    """Otherwise no client would know an engine that serves."""
+    key = Keys(namespace).engine("e0")
 
     async def until_written() -> None:
         async with asyncio.timeout(120):
             while not await commands.execute("EXISTS", key):
                 await asyncio.sleep(0.01)
 
-    running = asyncio.create_task(Heartbeat(config, connection).run())
+    running = asyncio.create_task(heartbeat.run())
     await until_written()
     with capture_logs() as logs:
         await commands.execute("ACL", "SETUSER", namespace, "-set")
@@ -42,4 +53,13 @@ async def test_a_refused_heartbeat_is_repeated(commands: CommandConnection, name
     await until_written()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await connection.close()
+
+
+async def test_a_refused_heartbeat_fails_no_reload(
+    commands: CommandConnection, namespace: str, heartbeat: Heartbeat
+) -> None:
+    await commands.execute("ACL", "SETUSER", namespace, "-set")
+    with capture_logs() as logs:
+        await heartbeat.set_model_version("two")
+    assert [event["event"] for event in logs] == ["heartbeat_not_written"]
+    assert heartbeat.weights_version == "two"

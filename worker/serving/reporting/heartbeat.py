@@ -115,18 +115,22 @@ class Heartbeat:
     async def set_model_version(self, version: str) -> None:
         """Publish the version of the served weights in the card and a heartbeat."""
         self.weights_version = version
-        await self.beat()
+        await self.try_to_beat()
         if self._card is not None:
             await self.register(msgspec.structs.replace(self._card, weights_version=version, registered_at=time.time()))
 
     async def run(self) -> None:
         """Write heartbeats until cancelled, except while Redis is unreachable or refuses them."""
         while True:
-            try:
-                await self.beat()
-            except (PenstockError, RedisError) as error:
-                log.warning("heartbeat_not_written", error=str(error))
+            await self.try_to_beat()
             await asyncio.sleep(self._config.heartbeat_interval_s)
+
+    async def try_to_beat(self) -> None:
+        """Write the heartbeat once, unless Redis is unreachable or refuses it."""
+        try:
+            await self.beat()
+        except (PenstockError, RedisError) as error:
+            log.warning("heartbeat_not_written", error=str(error))
 
     async def beat(self) -> None:
         """Write the heartbeat once."""
