@@ -14,6 +14,8 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:models                              hash      for ever; model name -> ModelCard
     NS:engines                             set       engine ids; dead ones are dropped by whoever lists them
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
+    NS:devices                             set       ids of devices that several models share; as engines
+    NS:device:DEVICE                       string    DeviceRecord of one, expires 3 s after its last write
     NS:processes                           set       ids of processes beside engines; as engines
     NS:process:PROCESS                     string    ProcessRecord of one, expires 16 s after its last write
     NS:api_keys                            hash      id -> ApiKey of the gateway; until revoked
@@ -151,6 +153,12 @@ class Keys:
 
     def engine(self, engine_id: str) -> str:
         return f"{self.namespace}:engine:{engine_id}"
+
+    def devices(self) -> str:
+        return f"{self.namespace}:devices"
+
+    def device(self, device_id: str) -> str:
+        return f"{self.namespace}:device:{check_text('device_id', device_id)}"
 
     def processes(self) -> str:
         return f"{self.namespace}:processes"

@@ -21,10 +21,11 @@ from ..connection import CommandConnection
 from ..errors import PenstockError
 from ..keys import Keys
 from ..messages import WIRE_VERSION
+from ..messages.devices import DeviceRecord
 from ..process.log import get_logger, last_error
 from ..redis_access.link import in_parts
 from ..values.distribution import VERSION
-from .records import UNREADABLE, EngineHeartbeat, decode_record
+from .records import UNREADABLE, EngineHeartbeat, decode_record, decode_records
 
 INTERVAL_S = 5.0
 TTL_MS = 16_000
@@ -169,6 +170,16 @@ async def read_heartbeats(
     return beats
 
 
+async def read_devices(execute: Callable[..., Awaitable[Any]], keys: Keys) -> list[DeviceRecord]:
+    """Return the live devices that several models share, by id, and drop the ids of the others.
+
+    Args:
+        execute: runs one command: ``CommandConnection.execute``.
+    """
+    listed = await read_listed(execute, keys.devices(), keys.device)
+    return list(decode_records("device record", listed, DeviceRecord))
+
+
 async def read_listed(
     execute: Callable[..., Awaitable[Any]], ids_key: str, key_of: Callable[[str], str]
 ) -> list[tuple[str, bytes]]:
@@ -187,11 +198,15 @@ async def read_listed(
 
 
 async def drop_overdue(execute: Callable[..., Awaitable[Any]], keys: Keys) -> None:
-    """Drop records of engines and processes from before the clock of Redis went back; they would expire late.
+    """Drop records of engines, processes and devices from before the clock of Redis went back; they would expire late.
 
     Live ones are written again within seconds.
     """
-    for ids_key, key_of in ((keys.engines(), keys.engine), (keys.processes(), keys.process)):
+    for ids_key, key_of in (
+        (keys.engines(), keys.engine),
+        (keys.processes(), keys.process),
+        (keys.devices(), keys.device),
+    ):
         for member in await execute("SMEMBERS", ids_key):
             key = key_of(member.decode())
             if await execute("PTTL", key) > MAX_TTL_MS:

@@ -33,8 +33,27 @@ class ScaleCommand(msgspec.Struct, array_like=True, tag="scale"):
     num_engines: int
 
 
+class ModelAction(enum.StrEnum):
+    """What an operator may do with a model of a device that several models share."""
+
+    # Wake it, also if it is broken, and end what ``UNLOAD`` began.
+    LOAD = "load"
+    # Put it to sleep until ``LOAD``.
+    UNLOAD = "unload"
+    # Never let it leave the device again, and wake it.
+    PIN = "pin"
+    UNPIN = "unpin"
+
+
+class ModelCommand(msgspec.Struct, array_like=True, tag="model"):
+    """Load, unload, pin or unpin a model on each device of the worker that has it. The device records show it done."""
+
+    model: str
+    action: ModelAction
+
+
 EngineCommand = CancelCommand | ControlCommand
-WorkerCommand = DrainCommand | StopCommand | ScaleCommand
+WorkerCommand = DrainCommand | StopCommand | ScaleCommand | ModelCommand
 
 
 class EngineState(enum.StrEnum):

@@ -211,13 +211,15 @@ def _of_clients(keys: Keys) -> Reach:
             keys.of_all_models(),
             # Who finds that an engine beats no more drops its id; one that beats enters it again. Who asks for a model
             # first records its shard.
-            *_literals(keys.absent(), keys.engines(), keys.placements(), keys.adapters(), keys.adapter_numbers()),
+            *_literals(keys.absent(), keys.engines(), keys.devices(), keys.placements()),
+            *_literals(keys.adapters(), keys.adapter_numbers()),
             as_literal(keys.awaited_models()),
             keys.batches().pattern,
         ),
         reads=(
             *_literals(keys.models(), keys.layouts(), keys.webhook_networks(), keys.webhooks_signed()),
             _any_with_prefix(keys.engine("")),
+            _any_with_prefix(keys.device("")),
         ),
         only=(
             ("SADD", as_literal(keys.webhook_models())),
@@ -231,10 +233,13 @@ def _of_workers(keys: Keys) -> Reach:
     return Reach(
         changes=(
             keys.of_all_models(),
-            *_literals(keys.absent(), keys.engines(), keys.placements(), keys.models(), keys.processes()),
+            *_literals(
+                keys.absent(), keys.engines(), keys.placements(), keys.models(), keys.processes(), keys.devices()
+            ),
             as_literal(keys.awaited_models()),
             _any_with_prefix(keys.engine("")),
             _any_with_prefix(keys.process("")),
+            _any_with_prefix(keys.device("")),
         ),
         reads=_literals(keys.layouts(), keys.adapters(), keys.adapter_numbers()),
         channels=(keys.of_all_models(), keys.of_workers()),

@@ -35,6 +35,8 @@ class Reason(enum.StrEnum):
     LATE = "late"
     MAX_WAIT = "max_wait"
     IDLE = "idle"
+    # An operator asked for it; the rule never returns this.
+    OPERATOR = "operator"
 
 
 @dataclass(frozen=True, slots=True)

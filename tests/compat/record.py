@@ -75,7 +75,14 @@ from penstock.shared.messages.core import (
 from penstock.shared.messages.deltas import Delta, SegmentEnd
 from penstock.shared.messages.outcome import FinishReason, RequestError, TokenLogprobs, Usage
 from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
-from penstock.shared.messages.supervision import CancelCommand, DrainCommand, ScaleCommand, StopCommand
+from penstock.shared.messages.supervision import (
+    CancelCommand,
+    DrainCommand,
+    ModelAction,
+    ModelCommand,
+    ScaleCommand,
+    StopCommand,
+)
 from penstock.shared.params.images import ImageInput
 from penstock.shared.params.lora import LoRARequest, LoraSetup
 from penstock.shared.params.pooling import Pooled, PoolingParams
@@ -624,6 +631,7 @@ SAMPLES += [
     ("delta of a chat that thinks", "Delta", Delta(token_ids=[5], text="b", begins_in_reasoning=False)),
     ("delta with the prompt counted", "Delta", Delta(token_ids=[5], text="b", prompt_usage=Usage(9, 0, 4))),
     ("ready of a rank", "CoreOutput", Ready(**OF_A_GPU, num_shared_experts=64)),
+    ("model command", "WorkerCommand", ModelCommand("m", ModelAction.PIN)),
     ("wave started", "WaveStarted", WaveStarted(1_763_931_000_000_000, 7)),
 ]
 

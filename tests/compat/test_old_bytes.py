@@ -21,6 +21,7 @@ from penstock.shared.deployment import records
 from penstock.shared.deployment.audit import AuditEntry
 from penstock.shared.messages.core import CoreInput, CoreOutput, WaveStarted
 from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.devices import DeviceRecord, ModelPhase
 from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
 from penstock.shared.messages.supervision import EngineCommand, EngineState, WorkerCommand
 from penstock.shared.metrics import engines_samples
@@ -91,6 +92,7 @@ def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
         Delta,
         records.ModelCard,
         records.EngineHeartbeat,
+        DeviceRecord,
         InputChunk,
         WebhookTarget,
         WebhookSecret,
@@ -98,6 +100,21 @@ def test_every_wire_struct_is_a_versioned_or_enclosed_array() -> None:
     ]
     for kind in (*kinds, ControlCommand, ControlReply):
         assert kind.__struct_fields__[0] == "version"
+
+
+def test_a_device_record_of_another_version_is_read() -> None:
+    """Read a record with a phase and fields that this version lacks."""
+    data = (
+        b'{"version":1,"device_id":"w/cpu","worker_id":"w","host":"h","device":"cpu","budget_bytes":100,"models":['
+        b'{"name":"a","phase":"awake","level":0,"awake_bytes":60,"asleep_bytes":5,"new":1},'
+        b'{"name":"b","phase":"asleep","level":1,"awake_bytes":60,"asleep_bytes":5},{"name":"c","phase":"elsewhere"}],'
+        b'"last_swap":{"at":1795000000.5,"left":["b"],"entered":"a","reason":"some day","took_s":0.5},"new":[]}'
+    )
+    record = msgspec.json.decode(data, type=DeviceRecord)
+    assert [model.device_bytes for model in record.models] == [60, 5, 0]
+    assert [model.phase_words for model in record.models] == [ModelPhase.AWAKE, "asleep 1", "elsewhere"]
+    assert record.last_swap is not None
+    assert (record.last_swap.entered, record.last_swap.reason) == ("a", "some day")
 
 
 def test_events_of_version_1_still_decode() -> None:

@@ -33,7 +33,7 @@ from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
-from ...shared.messages.supervision import DrainCommand, ScaleCommand, WorkerCommand
+from ...shared.messages.supervision import DrainCommand, ModelCommand, ScaleCommand, WorkerCommand
 from ...shared.process import service_manager
 from ...shared.shards import check_servers, make_connections
 from ..config.worker_config import WorkerConfig
@@ -284,6 +284,8 @@ class Supervisor:
             self._escalate_stop(StopMode.DRAIN)
         elif isinstance(command, ScaleCommand):
             self._scale(command.num_engines)
+        elif isinstance(command, ModelCommand):
+            log.warning("model_command_refused", model=command.model, reason="this worker has one model, always awake")
         else:
             self._escalate_stop(StopMode.HAND_BACK)
 
