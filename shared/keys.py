@@ -96,6 +96,7 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:{MODEL}:log:ID                      list      its Delta records; result_ttl_ms after its end
     NS:{MODEL}:events                      stream    moves of requests; the last events_kept of the policy
     NS:{MODEL}:series:STEP:START           hash      counts of those seconds; a day, a week or 90 days
+    NS:{MODEL}:ledger:STEP:START           hash      tenant, key and adapter -> their use; 90 days, and 3 years
     NS:{MODEL}:series_writer:WRITER        string    number of the last addition of a process; an hour
     NS:{MODEL}:outbox                      stream    ends of requests that have a webhook, until a job takes them
     NS:{MODEL}:ends:ID                     hash      answers to a request with a webhook that have ended, until all have
@@ -364,6 +365,9 @@ class ModelKeys:
 
     def series(self, step_s: int, start: int) -> str:
         return f"{self.prefix}series:{step_s}:{start}"
+
+    def ledger(self, step_s: int, start: int) -> str:
+        return f"{self.prefix}ledger:{step_s}:{start}"
 
     def image(self, digest: str) -> str:
         return f"{self.prefix}image:{digest}"

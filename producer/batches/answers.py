@@ -155,6 +155,7 @@ class Rows:
             "band": self._band,
             "deadline": float(self._spec.expires_at),
             "trace_headers": self._spec.trace_headers,
+            "key_name": self._spec.key_name,
         }
         attempt = 0
         while True:

@@ -144,6 +144,7 @@ class BatchSpec(msgspec.Struct, kw_only=True, frozen=True):
             it expires.
         trace_headers: trace of the creator, which the batch's requests continue.
         num_rows: rows of the input, 0 if they are not counted yet.
+        key_name: name of the API key that its requests are counted under.
 
     Old records must always decode; see ``FileRecord``.
     """
@@ -162,6 +163,7 @@ class BatchSpec(msgspec.Struct, kw_only=True, frozen=True):
     is_private: bool = False
     trace_headers: dict[str, str] | None = None
     num_rows: int = 0
+    key_name: str = ""
 
 
 class Batch(msgspec.Struct, kw_only=True, frozen=True):

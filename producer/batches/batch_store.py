@@ -113,6 +113,7 @@ class BatchStore:
         is_private: bool = False,
         trace_headers: dict[str, str] | None = None,
         num_rows: int = 0,
+        key_name: str = "",
     ) -> Batch:
         """Create a batch from an uploaded file. A jobs process runs it, and checks its lines then.
 
@@ -124,6 +125,7 @@ class BatchStore:
             is_private: the caller runs it with ``run_batch``, and no jobs process runs it before it expires.
             trace_headers: trace of all its requests, as for ``Client.submit``.
             num_rows: rows of the file, if they were counted.
+            key_name: name of the API key that its requests are counted under.
 
         Raises:
             ValidationError: an argument is invalid.
@@ -154,6 +156,7 @@ class BatchStore:
             is_private=is_private,
             trace_headers=trace_headers_of({"trace_headers": trace_headers}),
             num_rows=num_rows,
+            key_name=key_name,
         )
         keys = [self._keys.batch(spec.id), self._keys.batches(tenant), self._keys.open]
         args = [spec.id, msgspec.json.encode(spec), int(now * 1000)]

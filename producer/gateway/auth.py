@@ -52,11 +52,15 @@ class ApiKeys(KeyStore[ApiKey]):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The account that a request is charged to. ``band`` applies to requests that name none."""
+    """The account that a request is charged to. ``band`` applies to requests that name none.
+
+    ``key_name`` is the id of a key without a name.
+    """
 
     tenant: str
     band: str | None = None
     key_id: str = ""
+    key_name: str = ""
 
 
 class Authenticator:
@@ -104,7 +108,7 @@ class Authenticator:
         record = await keys.get(key_id)
         if record is None:  # not cached, since made-up keys would fill the cache
             return b"", None
-        identity = Identity(record.tenant, record.band or None, key_id)
+        identity = Identity(record.tenant, record.band or None, key_id, record.name or key_id)
         self._cached[key_id] = (now + CACHE_TTL_S, record.digest, identity)
         if len(self._cached) > MAX_CACHED_KEYS:
             self._cached.popitem(last=False)

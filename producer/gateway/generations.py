@@ -34,6 +34,8 @@ def options_of(prepared: PreparedBody, identity: Identity, settings: GatewaySett
     options.setdefault("read_ttl_s", READ_TTL_S)
     if identity.band is not None and "band" not in options:
         options["band"] = identity.band
+    if identity.key_name:
+        options["key_name"] = identity.key_name
     return options
 
 

@@ -11,7 +11,7 @@ from ...shared.errors import ValidationError
 from ...shared.messages.requests import EXACT
 from ...shared.params.lora import LoRARequest
 from ...shared.values.checks import check_encodable, check_text
-from ...shared.values.names import check_name
+from ...shared.values.names import MAX_NAME_CHARS, check_name
 from ...shared.values.shown import shown
 
 MAX_CACHE_SALT_CHARS = 512
@@ -69,6 +69,7 @@ class SharedOptions(TypedDict, total=False):
     ``truncation_side`` ("left" keeps the last tokens).
     ``prediction``: text that the output is likely to equal or to contain in long pieces, such as a file to change. An
     engine with ``--speculative`` generates predicted tokens sooner; the output is the same.
+    ``key_name``: name of the API key that it came with; its usage is counted and limited under this name.
     """
 
     model: str | None
@@ -91,6 +92,7 @@ class SharedOptions(TypedDict, total=False):
     resume: str | None
     prediction: str | None
     tokenization_kwargs: Mapping[str, Any] | None
+    key_name: str | None
 
 
 class RequestOptions(SharedOptions, total=False):
@@ -118,6 +120,16 @@ def session_id_of(options: RequestOptions) -> str | None:
             f"session_id must be a string of 1 to {MAX_SESSION_ID_CHARS} characters, got {shown(session_id)}"
         )
     return None if session_id is None else check_text("session_id", session_id)
+
+
+def key_name_of(options: RequestOptions) -> str:
+    """Return the ``key_name``, "" by default. Raises ``ValidationError`` if it is not printable text, or too long."""
+    name: Any = options.get("key_name")
+    if name is not None and not (isinstance(name, str) and len(name) <= MAX_NAME_CHARS and name.isprintable()):
+        raise ValidationError(
+            f"key_name must be a string of at most {MAX_NAME_CHARS} printable characters, got {shown(name)}"
+        )
+    return name or ""
 
 
 def resume_of(options: RequestOptions) -> str:

@@ -16,7 +16,7 @@ from ...shared.errors import ValidationError
 from ...shared.messages.requests import EngineCoreRequest, InputChunk
 from ...shared.params.images import ImageInput
 from ...shared.params.prompts import MODEL_LENGTH
-from ..inputs.options import RequestOptions
+from ..inputs.options import RequestOptions, key_name_of
 from ..inputs.prompt import encode_request
 from ..webhooks.events import WebhookTarget
 from ..webhooks.targets import encode_target
@@ -63,7 +63,8 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
             raise ValidationError("webhook_url needs a detached request: use submit, then stream from its handle")
         # First, because it names a field that cannot be encoded.
         payload = encode_request(_without_bytes(self.request), max_payload_bytes)
-        is_one_of_several = self.target is not None and self.num_answers > 1
+        is_one_of_several = self.num_answers > 1
+        has_joint_webhook = self.target is not None and is_one_of_several
         request, own_fail_fast = self.request, self.options.get("fail_fast")
         num_prompt_tokens = _num_prompt_tokens(request)
         room = max(0, self.max_model_len - num_prompt_tokens) if self.max_model_len else 0
@@ -85,14 +86,17 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
             timeout_ms=None if timeout_s is None else math.ceil(timeout_s * 1000),
             is_resumable=request.resumable,
             webhook=None if self.target is None else encode_target(self.target),
-            webhook_of=self.answer_of if is_one_of_several else None,
-            webhook_n=self.num_answers if is_one_of_several else None,
+            webhook_of=self.answer_of if has_joint_webhook else None,
+            webhook_n=self.num_answers if has_joint_webhook else None,
             digests=digests.wanted,
             own_digests=digests.own,
             session_id=request.session_id or "",
             adapter="" if request.lora_request is None else request.lora_request.digest,
             is_fresh=self.options.get("request_id") is None,
             images=tuple(request.images or ()),
+            key_name=key_name_of(self.options),
+            adapter_name="" if request.lora_request is None else request.lora_request.lora_name,
+            is_sibling=is_one_of_several and request.request_id != self.answer_of,
             **lease,
         )
 

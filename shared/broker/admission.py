@@ -50,6 +50,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         is_fresh: its id was generated, so no other request has it. Not on the wire.
         session_id: id of its conversation. A tenant that is spread has all of it in one partition. Not on the wire.
         images: images of its prompt, with their bytes, which are stored until it has ended.
+        key_name: name of the API key that it came with, for the ledger; empty without one.
+        adapter_name: name of its adapter, for the ledger.
+        is_sibling: another answer to the same prompt counts the prompt in the ledger.
     """
 
     request_id: str
@@ -77,6 +80,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_fresh: bool = False
     session_id: str = ""
     images: tuple[ImageInput, ...] = ()
+    key_name: str = ""
+    adapter_name: str = ""
+    is_sibling: bool = False
+
+    @property
+    def account(self) -> str | None:
+        """Its fields of the ledger besides the tenant; None if they are empty."""
+        return f"{self.key_name}\n{self.adapter_name}" if self.key_name or self.adapter_name else None
 
     @property
     def num_bytes(self) -> int:
@@ -119,9 +130,10 @@ def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
 def _optional_fields(entry: Entry, places: dict[ImageInput, int]) -> tuple[Any, ...]:
     """Return the fields that most entries leave empty, and omit."""
     digests = (entry.digests, " ".join(entry.own_digests)) if entry.digests else ()
-    if entry.images or entry.adapter:
-        images = ([(image.digest, places[image]) for image in entry.images],) if entry.images else ()
-        return (*(digests or (None, None)), entry.layout, entry.may_have_left, entry.adapter or None, *images)
+    if entry.images or entry.adapter or entry.account or entry.is_sibling:
+        images = [(image.digest, places[image]) for image in entry.images] or None
+        place = entry.layout, entry.may_have_left, entry.adapter or None
+        return (*(digests or (None, None)), *place, images, entry.account, entry.is_sibling or None)
     return (*(digests or (None, None)), entry.layout, entry.may_have_left) if entry.layout else digests
 
 

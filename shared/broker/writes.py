@@ -9,14 +9,14 @@ import msgspec
 
 from ..errors import BrokerError
 from ..messages.deltas import Delta
-from ..messages.outcome import FinishReason
+from ..messages.outcome import FinishReason, Usage
 from ..queue.lifecycle import RequestState
 
 # Verdicts of append and finish.
 REFUSED, WRITTEN, REPEATED = 0, 1, 2
 
 # Number of arguments per record; the first three are request, epoch and the index of its first token.
-NUM_WRITE_ARGS = {"append": 5, "finish": 8, "end_segment": 8}
+NUM_WRITE_ARGS = {"append": 6, "finish": 8, "end_segment": 8}
 
 STATE_OF = {
     FinishReason.ERROR: RequestState.FAILED,
@@ -44,9 +44,10 @@ class SegmentRecord(Record, gc=False):
     """The last delta of a resumable request's segment; it carries the segment's end and ``usage``."""
 
 
-def append_args(record: Record) -> tuple[str, int, int, int, bytes]:
+def append_args(record: Record) -> tuple[str, int, int, int, bytes, str]:
     delta = record.delta
-    return record.request_id, record.epoch, delta.index, delta.next_index, _encoder.encode(delta)
+    used = _used(delta.prompt_usage)
+    return record.request_id, record.epoch, delta.index, delta.next_index, _encoder.encode(delta), used
 
 
 def record_args(record: Record) -> tuple[str, int, int, int, bytes]:
@@ -58,10 +59,10 @@ def final_args(record: FinalRecord) -> list[Any]:
     reason, usage = record.delta.finish_reason, record.delta.usage
     if reason is None:
         raise BrokerError(f"request {record.request_id}: the last delta must carry a finish_reason")
-    num_prompt_tokens = "" if usage is None else usage.num_prompt_tokens
     error = record.delta.error
     cause = reason if error is None else error.code
-    return [*record_args(record), STATE_OF.get(reason, RequestState.FINISHED), num_prompt_tokens, cause]
+    used = _used(usage, is_pooled=record.delta.pooled is not None)
+    return [*record_args(record), STATE_OF.get(reason, RequestState.FINISHED), used, cause]
 
 
 def segment_args(record: SegmentRecord) -> list[Any]:
@@ -72,7 +73,14 @@ def segment_args(record: SegmentRecord) -> list[Any]:
     ending = Delta(
         index=delta.next_index, finish_reason=end.finish_reason, stop_reason=end.stop_reason, usage=delta.usage
     )
-    return [*record_args(record), end.number, delta.usage.num_prompt_tokens, _encoder.encode(ending)]
+    return [*record_args(record), end.number, _used(delta.usage), _encoder.encode(ending)]
+
+
+def _used(usage: Usage | None, *, is_pooled: bool = False) -> str:
+    """Return the prompt's part of a usage as the ledger reads it; empty if it is unknown."""
+    if usage is None:
+        return ""
+    return f"{usage.num_prompt_tokens} {usage.num_cached_tokens}{'e' if is_pooled else ''}"
 
 
 def refused_ids(records: Sequence[Record], verdicts: list[int]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from ..broker import LEASE_TTL_MS, DeadLetter, Demand, Homes, Queue, RequestFilter, RequestHistory
+from ..broker.ledger import DAY_S, Ledger, LedgerRow
 from ..broker.queue import QueueSnapshot, make_stats
 from ..broker.series import SeriesPoint, SeriesStore, summed_points
 from ..connection import CommandConnection
@@ -261,6 +262,15 @@ async def read_series(
     num = (await Layouts(connection, keys).read(model)).num_ever
     stores = [SeriesStore(connection, keys.model(model, number)) for number in range(num)]
     return summed_points(await asyncio.gather(*(store.read(hours=hours, step_s=step_s) for store in stores)))
+
+
+async def read_ledger(
+    connection: CommandConnection, keys: Keys, model: str, start: int, end: int, *, step_s: int = DAY_S
+) -> list[LedgerRow]:
+    """Return the use of a model over all partitions; as ``Ledger.read``."""
+    num = (await Layouts(connection, keys).read(model)).num_ever
+    ledger = Ledger(connection, [keys.model(model, number) for number in range(num)])
+    return await ledger.read(start, end, step_s=step_s)
 
 
 class WholeHistory(RequestHistory):

@@ -49,6 +49,7 @@ async def create_batch(request: Request) -> Response:
         webhook_url=body.webhook_url,
         trace_headers=trace_headers(request.headers) or None,
         batch_id=None if entry is None else f"batch_{entry[0].seed}",
+        key_name=request.state.identity.key_name,
     )
     return json_response(batch)
 

@@ -57,6 +57,7 @@ async def create(request: Request) -> Response:
         trace_headers=trace_headers(request.headers) or None,
         batch_id=None if seed is None else f"batch_{seed}",
         num_rows=len(body.requests),
+        key_name=request.state.identity.key_name,
     )
     return json_response(message_batch(await store.own_record(batch.id, tenant=tenant)))
 

@@ -35,12 +35,10 @@ async def create(request: Request) -> HTTPResponse | EventStream:
     decoded, _ = await decode_body(request, RESPONSES)
     body: ResponseBody = decoded.body
     reservation = await _reserved(request, decoded)
-    if reservation is None:
-        prepared = await responses.prepare(identity.tenant, body, band=identity.band)
-    else:
-        prepared = await responses.prepare(
-            identity.tenant, body, band=identity.band, reserved=(_id_of(reservation), reservation.created_at)
-        )
+    reserved = None if reservation is None else (_id_of(reservation), reservation.created_at)
+    prepared = await responses.prepare(
+        identity.tenant, body, band=identity.band, key_name=identity.key_name, reserved=reserved
+    )
     prompts = await gateway.images.fetched(prepared.chat.prompts, identity.tenant)
     prepared = msgspec.structs.replace(prepared, chat=msgspec.structs.replace(prepared.chat, prompts=prompts))
     add_ids(prepared.options, request, prepared.record.id)

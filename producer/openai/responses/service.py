@@ -59,12 +59,19 @@ class Responses(StoredResponses):
         self._parsers = parsers
 
     async def prepare(
-        self, tenant: str, body: ResponseBody, *, band: str | None = None, reserved: tuple[str, int] | None = None
+        self,
+        tenant: str,
+        body: ResponseBody,
+        *,
+        band: str | None = None,
+        key_name: str = "",
+        reserved: tuple[str, int] | None = None,
     ) -> PreparedResponse:
         """Check a body and read the conversation that it continues. Nothing is enqueued yet.
 
         Args:
             band: band of the request if the body names none.
+            key_name: name of the caller's API key.
             reserved: id and creation time, if another call with the same key may create or read the same response.
 
         Raises:
@@ -94,6 +101,7 @@ class Responses(StoredResponses):
             request_id=response_id,
             tenant=tenant,
             band=body_options.get("band") or band,
+            key_name=key_name,
             fail_fast=self._fail_fast,
             timeout_s=MAX_RUN_S if timeout_s is None else min(timeout_s, MAX_RUN_S),
         )

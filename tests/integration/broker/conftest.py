@@ -157,6 +157,7 @@ async def assert_nothing_is_left(commands: CommandConnection, broker: Broker) ->
         "log",
         "events",
         "series",
+        "ledger",
         "queue",
         "policy",
         "leases",

@@ -87,7 +87,7 @@ end
 -- Return the fields of a request, with id and payload. is_sound: whether they are valid, and the request is queued.
 local function read_request(id, payload)
   local request = fields_of(prefix .. 'request:' .. id, 'state', 'count', 'prompt', 'max', 'deadline', 'acquittals',
-    'entry', 'arrived_at', 'epoch', 'attempts', 'tenant', 'band', 'line', 'digests', 'warm', 'adapter')
+    'entry', 'arrived_at', 'epoch', 'attempts', 'tenant', 'band', 'line', 'digests', 'warm', 'adapter', 'died', 'again')
   local prompt, most = whole(request.prompt), whole(request.max)
   request.is_sound = prompt and most and whole(request.count) and whole(request.epoch)
     and (not request.attempts or whole(request.attempts)) and (not request.deadline or whole(request.deadline))
@@ -128,7 +128,11 @@ local function claim_request(request, request_tokens, charged, is_suspect)
   else
     move(key, request.state, 'claimed', 'epoch', epoch_digits, 'attempts', attempts, 'engine', engine,
       'claimed_count', count, 'held_at', time_ms, write_event())
-    redis.call('HDEL', key, 'suspected_at', 'line')
+    redis.call('HDEL', key, 'suspected_at', 'line', 'died')
+    if request.died then
+      local num_claims, num_before = string.match(request.again or '0 0', '^(%d+) (%d+)$')
+      redis.call('HSET', key, 'again', (num_claims or 0) + 1 .. ' ' .. (num_before or 0) + count)
+    end
   end
   redis.call('HSET', prefix .. 'claims:' .. engine, id, epoch_digits)
   local alone_until = is_suspect and count + probation_tokens(request.acquittals) or -1

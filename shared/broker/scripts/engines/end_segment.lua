@@ -1,12 +1,15 @@
 -- uses: input
 -- End one segment of each of many resumable requests: append its last record and release the claim.
--- KEYS: leases. ARGV: prefix, then for each: id, epoch, index, num_tokens, record, number, num_prompt_tokens, ending.
--- number is the index of the segment, from 0; ending is the last record of the request, used if its input is closed.
+-- KEYS: leases. ARGV: prefix, then for each: id, epoch, index, num_tokens, record, number, used, ending.
+-- number is the index of the segment, from 0; used is as in ledger.lua; ending is the last record of the request, for when
+-- its input is closed.
 -- Returns one number each: 1 written, 2 already written by this claim, 0 refused: the claim is stale.
 local prefix, verdicts = ARGV[1], {}
 
-local function end_segment(key, id, number, num_prompt_tokens, ending, count)
-  local request = fields(key, 'chunks', 'closed', 'engine', 'tenant', 'band', 'charged', 'charged_at')
+local function end_segment(key, id, number, used, ending, count)
+  local request = fields(key, 'chunks', 'closed', 'engine', 'tenant', 'band', 'charged', 'charged_at', 'account', 'billed',
+    'again', 'images')
+  local num_prompt_tokens = string.match(used, '^%d+')
   if not (whole(request.chunks) and request.engine and request.tenant and request.band) then return set_aside(prefix, id) end
   local computed = num_prompt_tokens + count
   local charged = whole(request.charged)
@@ -14,8 +17,12 @@ local function end_segment(key, id, number, num_prompt_tokens, ending, count)
     local extra = use_computed(prefix, request.tenant, computed, charged, whole(request.charged_at) or now_ms())
     if extra ~= 0 then charge(prefix, request.band, request.tenant, extra) end
   end
-  redis.call('HSET', key, 'segments', number + 1, 'charged', computed, 'charged_at', now_ms())
-  redis.call('HDEL', key, 'deaths') -- deaths count in a row, and this engine lives
+  redis.call('HSET', key, 'segments', number + 1, 'charged', computed, 'charged_at', now_ms(), 'used', used, 'billed',
+    num_prompt_tokens .. ' ' .. count)
+  request.used = used
+  ledger.count_tokens(request, count)
+  ledger.write(prefix)
+  redis.call('HDEL', key, 'deaths', 'again') -- deaths count in a row, and this engine lives
   if number + 1 < tonumber(request.chunks) then
     redis.call('HSET', key, 'arrived_at', now_ms())
     return put_back(prefix, key, id, 'returned', 'continued')

@@ -61,7 +61,7 @@ end
 -- The fields that the end of a request needs.
 local ENDING_FIELDS = {'epoch', 'state', 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
   'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n',
-  'warm', 'attempts', 'arrived_at', 'images', 'held_at', 'held_ms'}
+  'warm', 'attempts', 'arrived_at', 'images', 'held_at', 'held_ms', 'account', 'sibling', 'used', 'billed', 'again'}
 
 local function is_sound_end(request)
   local is_placed = request.entry and is_entry(request.entry) or not request.entry and whole(request.charged) and whole(request.charged_at)
@@ -93,14 +93,18 @@ local function leave_all(prefix, id, request)
 end
 
 -- Set the last state of a request: it leaves its line, and its hash and log begin to expire. cause is the reason, for
--- people. request has its ENDING_FIELDS, if they were read. settle_ends writes the effects on shared state.
+-- people. request has its ENDING_FIELDS, if they were read; then settle_ends also writes the ledger. Otherwise it is
+-- written here, because nothing that fails after the move may prevent it. settle_ends writes the effects on shared state.
 local function close_unsettled(prefix, key, id, state, cause, request)
+  local is_one_of_many = request
   request = request or fields(key, unpack(ENDING_FIELDS))
   if not is_sound_end(request) then
     mend_request(prefix, id)
     request = fields(key, unpack(ENDING_FIELDS))
   end
   move(key, request.state, state, note_end_move(prefix, id, state, request, cause))
+  ledger.count_end(request, state)
+  if not is_one_of_many then ledger.write(prefix) end
   if request.entry or request.line then redis.call('HDEL', key, 'entry', 'line') end
   if request.warm then
     redis.call('HDEL', key, 'warm')
@@ -174,6 +178,7 @@ local function put_back(prefix, key, id, line, kind, cause)
   move(key, 'claimed', 'queued', 'line', line, note_move(prefix, id, request.tenant or '', request.band or '', kind,
     request.count or 0, request.engine or '', cause_line(cause)))
   redis.call('HDEL', key, 'engine')
+  if kind == 'reclaimed' then redis.call('HSET', key, 'died', request.count or 0) end
   wake_engines(prefix, 1)
 end
 
@@ -182,12 +187,14 @@ end
 local function park(prefix, id, cause, reason, code, message, payload)
   local key, parked, parked_at = prefix .. 'request:' .. id, prefix .. 'parked:' .. id, now_ms()
   local request = fields(key, 'attempts', 'deaths', 'count', 'ttl', 'epoch', 'engine', 'tenant', 'band', 'prompt', 'max',
-    'chunks', 'webhook', 'images')
+    'chunks', 'webhook', 'images', 'account', 'sibling')
   if request.chunks then
     local input = redis.call('LRANGE', prefix .. 'input:' .. id, 0, -1)
     redis.call('HSET', parked, 'input', cmsgpack.pack(input))
   end
-  if request.webhook then redis.call('HSET', parked, 'webhook', request.webhook) end
+  for _, field in ipairs({'webhook', 'account', 'sibling'}) do
+    if request[field] then redis.call('HSET', parked, field, request[field]) end
+  end
   if request.images then
     redis.call('HSET', parked, 'images', request.images)
     hold_images(prefix, parked_user(id), request.images)

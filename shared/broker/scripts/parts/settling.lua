@@ -1,4 +1,4 @@
--- uses: damage
+-- uses: damage, ledger
 -- Effects of ends on shared state: charges, counts, rates, and the lists that an ended request is in. close_request
 -- (life.lua) collects them for each end, and settle_ends writes them once for all ends of a call, because an engine
 -- ends dozens of requests in a step, mostly of a few tenants.
@@ -202,6 +202,7 @@ end
 
 -- Write the collected effects.
 local function settle_ends(prefix)
+  ledger.write(prefix)
   if not ends then return end
   write_counts()
   remove_from_lists(prefix)
