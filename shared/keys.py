@@ -12,6 +12,7 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
 
     key                                    type      lives
     NS:models                              hash      for ever; model name -> ModelCard
+    NS:forgotten_models                    set       models that were forgotten, whose ledgers remain; for ever
     NS:engines                             set       engine ids; dead ones are dropped by whoever lists them
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
     NS:devices                             set       ids of devices that several models share; as engines
@@ -148,6 +149,9 @@ class Keys:
     def awaited_models(self) -> str:
         """A hash of the names for which requests were enqueued while no worker had served them."""
         return f"{self.namespace}:awaited_models"
+
+    def forgotten_models(self) -> str:
+        return f"{self.namespace}:forgotten_models"
 
     def engines(self) -> str:
         return f"{self.namespace}:engines"

@@ -39,6 +39,7 @@ COMMANDS = {
     "top": ".servers.pages.TOP",
     "audit": ".access.audit.COMMAND",
     "operator": ".access.keys.OPERATOR",
+    "usage": ".access.usage.COMMAND",
     "gateway": ".servers.gateway.COMMAND",
     "keys": ".access.keys.KEYS",
     "metrics": ".servers.metrics.COMMAND",

@@ -34,7 +34,7 @@ from .metrics import Family, Metrics
 from .middleware import GatewayMiddleware
 from .operations import Operation, build_openapi
 from .reservations import IdempotencyKeys
-from .routes import adapters, batches, files, generate, message_batches, messages, models, pooling, state, tokens
+from .routes import adapters, batches, files, generate, message_batches, messages, models, pooling, state, tokens, usage
 from .routes import responses as responses_routes
 from .settings import GatewaySettings
 
@@ -52,6 +52,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *tokens.OPERATIONS,
     *files.OPERATIONS,
     *batches.OPERATIONS,
+    *usage.OPERATIONS,
     *state.OPERATIONS,
 )
 

@@ -124,6 +124,7 @@ class ModelCards:
             names = known_models(model, await self.read())
             raise UnknownModelError(f"no worker has ever served model {shown(model)} on this Redis ({names})")
         await self._check_unused(model)
+        await self._connection.execute("SADD", self._keys.forgotten_models(), model)
         await self._connection.execute("HDEL", key, model)
         self._cards.pop(model, None)
         self._only = None

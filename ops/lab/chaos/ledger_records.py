@@ -23,11 +23,16 @@ _decode = msgspec.msgpack.Decoder(Delta).decode
 
 
 class LedgerCheck(msgspec.Struct, kw_only=True):
-    """Result of a comparison. ``num_requests`` have ended, by their records. The sums are over all accounts.
-    ``differences`` are sentences.
+    """Result of a comparison.
+
+    Args:
+        num_requests, num_live: requests that have ended, and that have not, by their records.
+        ledger, records: sums over all accounts.
+        differences: sentences.
     """
 
     num_requests: int
+    num_live: int
     num_accounts: int
     ledger: LedgerSums
     records: LedgerSums
@@ -37,10 +42,12 @@ class LedgerCheck(msgspec.Struct, kw_only=True):
 async def check_ledger(connection: CommandConnection, keys: Keys, model: str, num_partitions: int = 1) -> LedgerCheck:
     """Compare the ledger of a model with the records of its requests, none of which may have expired, or be live."""
     by_records: Books = defaultdict(LedgerSums)
-    num_requests = 0
+    are_ended: list[bool] = []
     for number in range(num_partitions):
-        for request_id in await _request_ids(connection, keys, model, number):
-            num_requests += await _count_request(connection, keys, model, number, request_id, by_records)
+        are_ended += [
+            await _count_request(connection, keys, model, number, request_id, by_records)
+            for request_id in await _request_ids(connection, keys, model, number)
+        ]
     by_ledger = await read_books(connection, keys, model, num_partitions)
     differences = []
     for account in sorted({*by_records, *by_ledger}):
@@ -51,7 +58,8 @@ async def check_ledger(connection: CommandConnection, keys: Keys, model: str, nu
             if getattr(counted, name) != getattr(recorded, name)
         ]
     return LedgerCheck(
-        num_requests=num_requests,
+        num_requests=sum(are_ended),
+        num_live=len(are_ended) - sum(are_ended),
         num_accounts=len(by_ledger),
         ledger=_total(by_ledger),
         records=_total(by_records),
@@ -72,6 +80,28 @@ async def read_books(connection: CommandConnection, keys: Keys, model: str, num_
     if books[0] != books[1]:
         raise AssertionError(f"hours and days of the ledger differ: {books}")
     return books[0]
+
+
+def joined(checks: Sequence[LedgerCheck]) -> LedgerCheck:
+    """Return the checks of several models as one."""
+    ledger, records = LedgerSums(), LedgerSums()
+    for check in checks:
+        ledger.add(check.ledger)
+        records.add(check.records)
+    return LedgerCheck(
+        num_requests=sum(check.num_requests for check in checks),
+        num_live=sum(check.num_live for check in checks),
+        num_accounts=sum(check.num_accounts for check in checks),
+        ledger=ledger,
+        records=records,
+        differences=[difference for check in checks for difference in check.differences],
+    )
+
+
+def shown_sums(sums: LedgerSums) -> str:
+    """Return sums for people, without those that are 0."""
+    counts = msgspec.structs.asdict(sums)
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 
 
 def _total(books: Books) -> LedgerSums:
@@ -129,7 +159,7 @@ def recorded_sums(
         return sums
     sums.output = num_output
     usage = _last_usage(log)
-    sums.recomputed = _recomputed(events, usage)
+    sums.recomputed = _recomputed(events, log, usage)
     if usage is None or is_sibling:
         return sums
     is_pooled = any(delta.pooled is not None for delta in log)
@@ -146,13 +176,19 @@ def _last_usage(log: Sequence[Delta]) -> Usage | None:
     return usages[-1] if usages else None
 
 
-def _recomputed(events: Sequence[RequestEvent], usage: Usage | None) -> int:
-    """Return the tokens that were known when a new engine claimed the request after the death of another."""
+def _recomputed(events: Sequence[RequestEvent], log: Sequence[Delta], last: Usage | None) -> int:
+    """Return the tokens that were known when a new engine claimed the request after the death of another.
+
+    The prompt of a segment is known at its end; that of the last one may not be.
+    """
+    segments = [delta for delta in log if delta.segment_ends]
     total, has_died = 0, False
     for event in events:
         if event.kind is EventKind.RECLAIMED:
             has_died = True
         elif event.kind is EventKind.CLAIMED and has_died:
-            total += event.num_output_tokens + (0 if usage is None else usage.num_prompt_tokens)
+            num_output = event.num_output_tokens
+            usage = next((delta.usage for delta in segments if delta.next_index > num_output), last)
+            total += num_output + (0 if usage is None else usage.num_prompt_tokens)
             has_died = False
     return total

@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,8 @@ from ...statistics import percentile
 from ..bench.report import machine, versions
 from ..clusters.sentinel_trio import SentinelTrio
 from .disturber import Disturber
+from .ledger_load import LedgerLoad
+from .ledger_records import LedgerCheck, check_ledger, joined, shown_sums
 from .load import LoadResult, OnDelta, run_load
 from .options import ChaosOptions
 from .owner_watch import OwnerWatch
@@ -57,6 +60,8 @@ class ChaosReport(msgspec.Struct, kw_only=True):
     options: ChaosOptions
     verdict: Verdict
     events: dict[str, int]
+    ledger: LedgerCheck
+    other_ends: dict[str, int]
     undisturbed_tokens_per_s: float
     disturbed_tokens_per_s: float
     recoveries_s: list[float]
@@ -138,8 +143,9 @@ async def _run_under_chaos(
             for partition in range(options.num_partitions)
         ]
         growing = asyncio.create_task(_partition(stack, models, options.num_partitions))
-        disturbed = await _under_fire(stack, requests, options, disturber, on_delta)
+        disturbed, other_ends = await _under_fire(stack, requests, options, disturber, on_delta, models)
         await growing
+        ledger = await _check_ledger(stack, models, options.num_partitions)
     # A replica that takes over may lack the last writes.
     may_lose = options.loses_data or options.has_sentinels
     timelines = None
@@ -158,9 +164,12 @@ async def _run_under_chaos(
             missing=disturber.missing,
             loses_data=may_lose,
             timelines=timelines,
+            ledger=ledger,
             may_differ=[not (options.is_deterministic or request.params.greedy) for request in requests],
         ),
         events=dict(disturber.events),
+        ledger=ledger,
+        other_ends=dict(other_ends),
         undisturbed_tokens_per_s=undisturbed.tokens_per_s,
         disturbed_tokens_per_s=disturbed.tokens_per_s,
         recoveries_s=clock.recoveries_s,
@@ -181,11 +190,20 @@ async def _partition(stack: LocalStack, models: list[str], num: int) -> None:
 
 
 async def _under_fire(
-    stack: LocalStack, requests: list[ChaosRequest], options: ChaosOptions, disturber: Disturber, on_delta: OnDelta
-) -> LoadResult:
-    """Run the load while the disturber injects faults. All workers serve again when this returns."""
+    stack: LocalStack,
+    requests: list[ChaosRequest],
+    options: ChaosOptions,
+    disturber: Disturber,
+    on_delta: OnDelta,
+    models: list[str],
+) -> tuple[LoadResult, Mapping[str, int]]:
+    """Run the load while the disturber injects faults. All workers serve again when this returns.
+
+    Returns the result of the load, and the ends of the requests that end in other ways, by kind.
+    """
     disturbing = asyncio.create_task(disturber.run())
     until = time.monotonic() + options.min_seconds
+    connect = partial(Client.connect, stack.url, shards=stack.shards or {})
 
     def go_on(num_started: int) -> bool:
         if disturbing.done():
@@ -193,13 +211,35 @@ async def _under_fire(
         is_short = time.monotonic() < until or disturber.events.total() < options.min_events
         return num_started < len(requests) or is_short
 
+    is_loading = True
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        others = LedgerLoad(connect, stack.url, Path(folder), models, options.seed)
+        ending = asyncio.create_task(others.run(lambda: is_loading))
+        try:
+            result = await _load_stack(stack, requests, options, "chaos", on_delta, go_on)
+        finally:
+            is_loading = False
+            disturbing.cancel()
+            with suppress(asyncio.CancelledError):
+                await disturbing
+            await disturber.settle()
+            async with asyncio.timeout(PATIENCE_S):
+                await ending
+    return result, others.ends
+
+
+async def _check_ledger(stack: LocalStack, models: list[str], num_partitions: int) -> LedgerCheck:
+    """Compare the ledgers of all models with the records, when all requests have ended."""
+    commands = make_commands(stack.url, stack.shards, Keys())
     try:
-        return await _load_stack(stack, requests, options, "chaos", on_delta, go_on)
+        async with asyncio.timeout(PATIENCE_S):
+            checks = [await check_ledger(commands, Keys(), model, num_partitions) for model in models]
+            while any(check.num_live for check in checks):
+                await asyncio.sleep(1.0)
+                checks = [await check_ledger(commands, Keys(), model, num_partitions) for model in models]
+        return joined(checks)
     finally:
-        disturbing.cancel()
-        with suppress(asyncio.CancelledError):
-            await disturbing
-        await disturber.settle()
+        await commands.close()
 
 
 @asynccontextmanager
@@ -252,6 +292,7 @@ def _print(console: Console, report: ChaosReport) -> None:
         "failed": verdict.failed,
         "two owners": verdict.two_owners,
         "wrong events": verdict.wrong_timelines,
+        "ledger ≠ records": verdict.wrong_ledger,
     }
     for column in harms:
         table.add_column(column, justify="right")
@@ -261,6 +302,7 @@ def _print(console: Console, report: ChaosReport) -> None:
     if verdict.num_compared < verdict.num_requests:
         console.print(f"{verdict.num_compared} of the requests are greedy, and were compared token by token")
     console.print(f"the events of {verdict.num_timelines} requests were held against what was seen")
+    console.print(f"the ledger of {report.ledger.num_requests} requests: {shown_sums(report.ledger.ledger)}")
     if verdict.shows_nothing:
         console.print(
             f"{verdict.shows_nothing}, so this shows nothing: go on for longer (--seconds, --events)", style="red"

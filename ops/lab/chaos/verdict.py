@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ....shared.queue.lifecycle import EventKind, RequestEvent
+from .ledger_records import LedgerCheck
 from .load import Sighting
 from .owners import Owners
 from .timelines import Timelines, find_violation
@@ -24,7 +25,8 @@ class Verdict(msgspec.Struct, kw_only=True):
 
     ``num_records`` records of known writers were observed; ``num_moved`` requests were resumed by another owner.
     ``two_owners`` counts writes of former owners. ``num_timelines`` requests have all their events; those of
-    ``wrong_timelines`` contradict the output. ``num_compared`` requests have one correct output, regardless of faults.
+    ``wrong_timelines`` contradict the output. ``wrong_ledger`` sums of the ledger differ from the records.
+    ``num_compared`` requests have one correct output, regardless of faults.
     """
 
     num_requests: int = 0
@@ -44,12 +46,13 @@ class Verdict(msgspec.Struct, kw_only=True):
     num_timelines: int = 0
     num_compared: int = 0
     wrong_timelines: int = 0
+    wrong_ledger: int = 0
     examples: list[str] = []
 
     @property
     def num_harms(self) -> int:
         seen = self.lost + self.duplicated + self.reordered + self.different + self.wrong_ends + self.failed
-        return seen + self.two_owners + self.wrong_timelines
+        return seen + self.two_owners + self.wrong_timelines + self.wrong_ledger
 
     @property
     def shows_nothing(self) -> str:
@@ -76,6 +79,7 @@ def judge(
     missing: Sequence[str] = (),
     loses_data: bool = False,
     timelines: Timelines | None = None,
+    ledger: LedgerCheck | None = None,
     may_differ: Sequence[bool] = (),
 ) -> Verdict:
     """Compare each of ``seen`` with the undisturbed run of the same request (they repeat in order).
@@ -87,6 +91,7 @@ def judge(
             ended with the error that says so.
         timelines: events by request; None if Redis may have lost some. Requests whose first events were trimmed are
             skipped.
+        ledger: comparison of the ledger with the records, each difference of which is a harm.
         may_differ: for each of ``expected``, whether another engine may continue with different tokens; empty if none
             may. Everything but the tokens is compared in any case.
     """
@@ -99,6 +104,9 @@ def judge(
         two_owners=owners.num_harms,
         examples=owners.harms[:MAX_EXAMPLES],
     )
+    if ledger is not None:
+        verdict.wrong_ledger = len(ledger.differences)
+        verdict.examples += ledger.differences[:MAX_EXAMPLES]
     for number, sighting in enumerate(seen):
         is_excused = loses_data and sighting.is_gone
         verdict.num_gone += is_excused

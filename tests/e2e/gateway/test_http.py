@@ -315,6 +315,15 @@ def test_api_keys_stand_for_tenants(
         allowed = http.get("/v1/models", headers=bearer | {"origin": "https://example.org"})
         assert allowed.headers["access-control-allow-origin"] == "https://example.org"
 
+        assert http.post(CHAT, json=chat(), headers=bearer).status_code == 200
+        for by, group in (("key", "web"), ("model", "demo")):
+            (used,) = http.get("/v1/usage", params={"by": by}, headers=bearer).json()["data"]
+            assert (used["group"], used["num_requests"]) == (group, 1)
+            assert used["num_input_tokens"] > 0 < used["num_output_tokens"]
+        assert http.get("/v1/usage", headers={"Authorization": f"Bearer {other}"}).json()["data"] == []
+        assert http.get("/v1/usage", params={"by": "tenant"}, headers=bearer).json()["error"]["param"] == "by"
+        assert http.get("/v1/usage", params={"from": "x"}, headers=bearer).json()["error"]["param"] == "from"
+
         long = chat(stream=True, ignore_eos=True, max_tokens=100)
         gate.hold_at(99)
         with http.stream("POST", CHAT, json=long, headers=bearer) as stream:

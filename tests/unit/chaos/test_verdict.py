@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.ops.lab.chaos.ledger_records import LedgerCheck
 from penstock.ops.lab.chaos.load import Sighting
 from penstock.ops.lab.chaos.owners import Owners
 from penstock.ops.lab.chaos.verdict import judge
 from penstock.ops.lab.chaos.workload import ChaosRequest
 from penstock.producer import SamplingParams
+from penstock.shared.broker.ledger import LedgerSums
 from penstock.shared.queue.lifecycle import EventKind, RequestEvent
 
 REQUEST = ChaosRequest("hi", SamplingParams(max_tokens=3), is_detached=False)
@@ -55,6 +57,15 @@ def test_two_owners_fail_the_run_even_with_right_output() -> None:
     owners.wrote("r", 1, 0, 1)
     verdict = judge([WHOLE], [WHOLE], owners, num_kills=1)
     assert (verdict.is_clean, verdict.two_owners, verdict.examples) == (False, 1, owners.harms)
+
+
+def test_a_ledger_that_differs_from_the_records_fails_the_run() -> None:
+    sums = LedgerSums(prompt=1)
+    check = LedgerCheck(
+        num_requests=1, num_live=0, num_accounts=1, ledger=sums, records=LedgerSums(), differences=["prompt is 1"]
+    )
+    verdict = judge([WHOLE], [WHOLE], OWNERS, num_kills=1, ledger=check)
+    assert (verdict.is_clean, verdict.wrong_ledger, verdict.examples) == (False, 1, ["prompt is 1"])
 
 
 def test_data_loss_fails_the_run_unless_it_was_injected() -> None:
