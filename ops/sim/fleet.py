@@ -41,7 +41,8 @@ class Fleet:
         for kind in scenario.engines:
             for _ in range(0 if kind.models else kind.number):
                 self._env.process(self._start_engine(kind, self._spread_s()))
-        for deaths in scenario.deaths:
+        # Engines of several models die with their devices.
+        for deaths in scenario.deaths if not any(kind.models for kind in scenario.engines) else ():
             self._env.process(self._let_die(deaths))
         if scenario.autoscaling:
             self._env.process(self._scale_forever(scenario.autoscaling))
@@ -80,6 +81,11 @@ class Fleet:
         engine.claims.listen()
         return engine
 
+    def kill(self, engine: Engine, loss: Loss) -> None:
+        """Let an engine die."""
+        engine.die(loss)
+        self._forget(engine)
+
     def _wake_all(self) -> None:
         for engine in self.engines.values():
             engine.claims.wake()
@@ -113,8 +119,7 @@ class Fleet:
         loss = Loss(self._env.now, len(dying))
         self.world.measures.losses.append(loss)
         for engine in dying:
-            engine.die(loss)
-            self._forget(engine)
+            self.kill(engine, loss)
             if deaths.kind is DeathKind.PROCESS:
                 for partition in self.world.partitions:
                     self._env.process(self._reclaim(engine, partition))

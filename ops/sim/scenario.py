@@ -180,7 +180,8 @@ class DeathKind(enum.StrEnum):
 class Deaths(_Table, frozen=True, kw_only=True):
     """Deaths of random engines at ``at_s``: a ``share`` of the living ones, or ``number``.
 
-    With ``back_after_s`` as many engines start again that much later.
+    With ``back_after_s`` as many engines start again that much later. Of engines of several models those die first that
+    wake a model, then those with one awake, then those that wake models fastest.
     """
 
     at_s: float
@@ -297,7 +298,8 @@ class Scenario(_Table, frozen=True, kw_only=True):
                 raise ValidationError(
                     f"model must be one that engines serve ({', '.join(self.models)}), got {shown(model)}"
                 )
-        if any(kind.models for kind in self.engines):
+        is_shared = any(kind.models for kind in self.engines)
+        if is_shared:
             self._check_shared_engines()
         sharded = [model for shard in self.shards for model in shard.models]
         if len(set(sharded)) < len(sharded):
@@ -307,20 +309,19 @@ class Scenario(_Table, frozen=True, kw_only=True):
             raise ValidationError(f"partitions are of a model that engines serve, once, got {', '.join(split)}")
         if unknown := set(sharded) - {name for model in self.models for name in self.queues_of(model)}:
             raise ValidationError(f"models of a shard must be served by engines, got {shown(min(unknown))}")
-        if len(self.models) > 1 and any(deaths.number for deaths in self.deaths):
+        if len(self.models) > 1 and not is_shared and any(deaths.number for deaths in self.deaths):
             raise ValidationError("deaths need a share, not a number, where there are several models")
 
     def _check_shared_engines(self) -> None:
-        names = [model for kind in self.engines for model in kind.all_models]
-        if len(set(names)) < len(names):
-            raise ValidationError(
-                f"each model is in one table [[engines]] if engines have several, got {', '.join(names)}"
-            )
-        for name in ("deaths", "autoscaling", "partitions"):
+        for name in ("autoscaling", "partitions"):
             if getattr(self, name):
                 raise ValidationError(f"{name} cannot be combined with engines of several models")
         if any(shard.away_at_s is not None for shard in self.shards):
             raise ValidationError("away_at_s of a shard cannot be combined with engines of several models")
+        if any(deaths.kind is not DeathKind.HOST for deaths in self.deaths):
+            raise ValidationError('deaths of engines of several models need kind = "host"')
+        if self.deaths and not all(kind.models for kind in self.engines):
+            raise ValidationError("deaths need engines that all have several models, or none")
 
     @property
     def models(self) -> list[str]:

@@ -10,7 +10,7 @@ import msgspec
 import simpy
 
 from .clients import begin_clients
-from .devices import SwapLog, begin_devices
+from .devices import Devices, SwapLog
 from .fleet import Fleet
 from .measures import WINDOW_S, Measures, Note, Sample
 from .scenario import Scenario
@@ -23,12 +23,14 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """Results of a simulation. ``wall_s`` is real time, all other times are virtual.
 
     According to Redis, ``num_known`` requests wait or run at the end. For ``num_warm`` requests an engine had the
-    session cached, and ``num_warm_kept`` of them ran on it. ``swap_logs`` are those of engines with several models.
+    session cached, and ``num_warm_kept`` of them ran on it. ``swap_logs`` are those of engines with several models. For
+    at most ``longest_neglect_s`` a model had waiting requests while one of these was free to wake it.
     """
 
     scenario: Scenario
     measures: Measures
     swap_logs: list[SwapLog]
+    longest_neglect_s: float
     num_known: int
     num_warm: int
     num_warm_kept: int
@@ -58,17 +60,17 @@ def simulate(
             worlds.append(World(url, scenario.part(model), namespace, env))
             worlds[-1].on_accepted = on_accepted
             fleets[model] = _begin_simulation(worlds[-1])
-        devices = begin_devices(env, scenario, fleets)
+        devices = Devices(env, scenario, fleets)
         env.run(until=scenario.duration_s)
-        for device in devices:
-            device.end()
+        swap_logs = devices.end()
         partitions = [partition for world in worlds for partition in world.partitions]
         queues = [partition.stats() for partition in partitions]
         calls = sum((Counter(partition.connection.num_calls) for partition in partitions), Counter())
         return Simulated(
             scenario=scenario,
             measures=Measures.of_all([world.measures for world in worlds]),
-            swap_logs=[device.log for device in devices],
+            swap_logs=swap_logs,
+            longest_neglect_s=devices.longest_neglect_s,
             num_known=sum(queue.depth + queue.num_running for queue in queues),
             num_warm=sum(queue.num_warm for queue in queues),
             num_warm_kept=sum(queue.num_warm_kept for queue in queues),

@@ -16,9 +16,12 @@ import msgspec
 from ..connection import CommandConnection
 from ..keys import ModelKeys
 from ..queue.stats import ModelState
-from ..swap.views import SleepLevel
+from ..swap.views import SleepLevel, SwapOptions
 from .broker import LEASE_TTL_MS
 from .script import run_script
+
+# Requests that wait for longer than this, and than their patience, need more engines than serve them.
+MORE_ENGINES_AFTER_S = 10.0
 
 # Device, level and ms to wake, as the scripts return them.
 RawHome = tuple[str, int, float]
@@ -76,6 +79,24 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     num_free_seqs: int = 0
     grants: tuple[str, ...] = ()
     homes: tuple[Home, ...] = ()
+
+    def num_engines_wanted(self, options: SwapOptions) -> int:
+        """Return how many engines should be awake: 1, or more if the oldest request waits long for full engines.
+
+        Its age is about the time in which the engines serve the queue, and as many more would serve it sooner.
+        """
+        if self.num_free_seqs:
+            return max(1, self.num_engines)
+        longest = max(
+            (age_s / max(MORE_ENGINES_AFTER_S, options.patience_of(band)) for band, age_s in self.oldest_age_s.items()),
+            default=0.0,
+        )
+        return max(1, math.ceil(self.num_engines * max(1.0, longest)))
+
+    def num_engines_without(self, device: str) -> int:
+        """Return the engines that are awake, or that devices other than this one wake, as ``grant.lua`` counts them."""
+        num_awake = sum(home.level is SleepLevel.AWAKE for home in self.homes)
+        return max(self.num_engines, num_awake) + sum(other != device for other in self.grants)
 
 
 def homes_of(raw: Sequence[RawHome]) -> tuple[Home, ...]:
@@ -172,7 +193,7 @@ class Homes:
         """Ask to wake the model on a device, or renew a grant while it wakes. The first ``renew`` as awake ends it.
 
         Args:
-            waited_s: how long the oldest request has waited.
+            waited_s: how long the model has needed an engine more.
             patience_s: how long it waits for a home that wakes the model faster, in addition to the difference.
             num_engines: engines that should be awake.
         """

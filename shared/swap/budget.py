@@ -48,15 +48,16 @@ def kv_cache_bytes(device: DeviceView, other_bytes: int, sleepers_bytes: Collect
 def departures(device: DeviceView, models: Sequence[ModelView], entering: ModelView) -> Departures | None:
     """Return which models must leave so that a model fits; None if it never fits.
 
-    Models without work leave first, the least recently used one before others. Among working ones the one that has been
-    awake longest leaves first. Sleeping processes end only if that does not suffice.
+    Models without work leave first, the least recently used one before others. Of working ones those leave first that
+    are awake on another device, too, then the one that has been awake longest. Sleeping processes end only if that
+    does not suffice.
     """
     others = [model for model in models if model.name != entering.name]
     used = device_bytes(others) + entering.memory.awake
     leaving: list[str] = []
     ended: list[str] = []
     awake = [model for model in others if model.is_awake and not model.is_pinned]
-    awake.sort(key=lambda model: (model.has_work, model.since_s if model.has_work else model.used_s, model.name))
+    awake.sort(key=_leaves_after)
     for model in awake:
         if used <= device.memory:
             break
@@ -87,6 +88,12 @@ def sleep_level(device: DeviceView, models: Collection[ModelView], leaving: Mode
         return SleepLevel.PROCESS
     pays = wakes_s[SleepLevel.PROCESS] < MAX_PROCESS_WAKE * wakes_s[SleepLevel.DISK]
     return SleepLevel.PROCESS if pays else SleepLevel.DISK
+
+
+def _leaves_after(model: ModelView) -> tuple[bool, bool, float, str]:
+    if not model.has_work:
+        return (False, False, model.used_s, model.name)
+    return (True, not model.is_elsewhere, model.since_s, model.name)
 
 
 def _bytes_of(model: ModelView) -> int:

@@ -10,7 +10,9 @@ repaid.* ``decisions/device_swaps.md`` has the reasons.
 
 ``dearest`` is the cost of the dearest swap among the models. So over any interval in which the awake model has work,
 swaps take at most ``share x interval + 3 x dearest x (1 - share)``, except those for models beyond their max_wait_s,
-with which they take at most half of it. A model without work is left at no price.
+with which they take at most half of it. A model without work is left at no price. A model that is awake on another
+device, too, is left as soon as the debt is repaid, even before the other is late. So of several devices it goes first.
+It wakes here only if no working model that this device alone serves must leave.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .budget import departures
+from .budget import Departures, departures
 from .views import DeviceView, ModelView, SleepLevel, SwapOptions
 
 CREDIT_SWAPS = 2
@@ -101,6 +103,16 @@ def longest_wait_s(
     return options.patience_of(band) + min(by_debt_s, options.max_wait_of(band) + 3 * num_models * dearest)
 
 
+def entry_s(device: DeviceView, models: Sequence[ModelView], entering: ModelView) -> float:
+    """Return the time to wake a model and to put to sleep what must leave for it.
+
+    Homes report it, so that a device without work goes first. A model that another device serves, too, counts as none.
+    """
+    leaving = departures(device, models, entering)
+    working = _working(models, leaving, alone=True) if leaving is not None else ()
+    return entering.wake_s + sum(model.leave_s for model in working)
+
+
 def lateness(model: ModelView, now_s: float, options: SwapOptions) -> float:
     """Return how late a sleeping model is: a working model may have to leave for it from 1 on."""
     late = max((time_s / options.patience_of(band) for band, time_s in model.standing_s(now_s).items()), default=0.0)
@@ -119,15 +131,22 @@ def decide(
         for model in models
         if not model.is_awake and model.oldest_s and model.can_wake
         if (leaving := departures(device, models, model)) is not None
+        if not (model.is_elsewhere and _working(models, leaving, alone=True))
     ]
     if not standing:
         return _rest(now_s, models, options)
     entering, leaving = min(standing, key=lambda pair: _rank(pair[0], now_s, options))
-    working = [model for model in models if model.name in leaving.asleep and model.has_work]
+    working = _working(models, leaving)
     reason = _reason(now_s, entering, working, debts, options)
     if reason is None:
         return Stay(min(_next_change_s(now_s, model, working, debts, options) for model, _ in standing))
     return Swap(reason, leaving.asleep, leaving.ended, entering.name)
+
+
+def _working(models: Sequence[ModelView], leaving: Departures, *, alone: bool = False) -> list[ModelView]:
+    """Return the models with work that would leave; with ``alone`` those that no other device serves."""
+    asleep = [model for model in models if model.name in leaving.asleep and model.has_work]
+    return [model for model in asleep if not (alone and model.is_elsewhere)]
 
 
 def _rank(model: ModelView, now_s: float, options: SwapOptions) -> tuple[float, float, float, str]:
@@ -148,7 +167,7 @@ def _reason(
     if not working:
         return Reason.EMPTY
     awake_s = now_s - max(model.since_s for model in working)
-    if lateness(entering, now_s + ROUNDING_S, options) < 1:
+    if lateness(entering, now_s + ROUNDING_S, options) < 1 and not _are_elsewhere(working):
         return None
     if debts.soft_s <= ROUNDING_S and awake_s >= options.min_awake_s - ROUNDING_S:
         return Reason.LATE
@@ -157,12 +176,19 @@ def _reason(
     return None
 
 
+def _are_elsewhere(working: Sequence[ModelView]) -> bool:
+    """Return whether other devices serve all that would leave. Those leave before the patience of others ends."""
+    return all(model.is_elsewhere for model in working)
+
+
 def _next_change_s(
     now_s: float, model: ModelView, working: Sequence[ModelView], debts: Debts, options: SwapOptions
 ) -> float:
     """Return when a standing model may be the cause of a swap, if nothing else happens."""
     since_s = {band: now_s - time_s for band, time_s in model.standing_s(now_s).items()}
     late_s = min(at_s + options.patience_of(band) for band, at_s in since_s.items())
+    if _are_elsewhere(working):
+        late_s = now_s
     if model.deadline_s - model.wake_s >= now_s:
         late_s = min(late_s, model.deadline_s - model.wake_s - model.service_s)
     repaid_s = max(

@@ -53,6 +53,7 @@ class ModelView:
         service_s: expected time from a request's start to its end.
         can_wake: False while it is paused, broken, backing off after a failure, or served well elsewhere.
         is_pinned: whether it is never put to sleep.
+        is_elsewhere: whether it is awake on another device. Its requests then move there when it leaves this one.
         wake_s: time to wake it from its level.
         sleep_s: time to put it to sleep.
         relost_s: time to compute the cache of its running requests again.
@@ -69,6 +70,7 @@ class ModelView:
     service_s: float = 0.0
     can_wake: bool = True
     is_pinned: bool = False
+    is_elsewhere: bool = False
     wake_s: float = 0.0
     sleep_s: float = 0.0
     relost_s: float = 0.0

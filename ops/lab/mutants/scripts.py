@@ -269,6 +269,20 @@ SCRIPT_MUTATIONS = (
         broker_tests("test_homes.py"),
     ),
     Mutation(
+        "a home that died is waited for as long as one that lives",
+        SCRIPTS + "engines/grant.lua",
+        "math.min(later_ms, lease_ms)",
+        "later_ms",
+        broker_tests("test_homes.py"),
+    ),
+    Mutation(
+        "a model that has just woken is woken again before it claims",
+        SCRIPTS + "parts/homes.lua",
+        "math.max(num, engines and engines.num or 0)",
+        "engines and engines.num or 0",
+        broker_tests("test_homes.py"),
+    ),
+    Mutation(
         "a home that died still serves its model",
         SCRIPTS + "parts/homes.lua",
         "  drop_homes(prefix, expired(prefix, 'homes'))\n",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ....shared.swap.rule import Reason, repaid_per_s
 from ....shared.values.names import partition_name
 from ...statistics import percentile
-from ..devices import SwapLog
+from ..devices import SwapLog, longest_neglect_s
 from ..measures import Loss, Measures, Note
 from ..scenario import Scenario, Shard, SwapRule, Tenants
 from ..simulation import Simulated
@@ -62,7 +62,7 @@ def make_report(simulated: Simulated) -> Report:
             if shard.away_at_s is not None
         ],
         swaps=[_swap_figures(swap_log, scenario.duration_s) for swap_log in simulated.swap_logs],
-        checks=[*_checks(scenario, simulated), *_swap_checks(simulated.swap_logs, scenario.duration_s)],
+        checks=[*_checks(scenario, simulated), *_swap_checks(simulated)],
         script_calls=simulated.num_calls,
         series=Series(
             at_s=[sample.at_s for sample in samples],
@@ -190,20 +190,26 @@ def _swap_figures(swap_log: SwapLog, duration_s: float) -> SwapFigures:
     )
 
 
-def _swap_checks(swap_logs: Sequence[SwapLog], duration_s: float) -> list[Check]:
+def _swap_checks(simulated: Simulated) -> list[Check]:
     """Return the checks of engines whose rule has bounds."""
-    logs = [swap_log for swap_log in swap_logs if swap_log.kind.swaps.rule is SwapRule.STANDING]
+    logs = [swap_log for swap_log in simulated.swap_logs if swap_log.kind.swaps.rule is SwapRule.STANDING]
     waits = [(wait, swap_log.bound_s(band)) for swap_log in logs for band, wait in swap_log.longest_waits().items()]
     if not waits:
         return []
     wait, bound_s = max(waits, key=lambda pair: pair[0].wait_s / pair[1])
+    neglect_s, most_s = simulated.longest_neglect_s, longest_neglect_s(logs[0].kind, simulated.scenario.queue.bands)
     return [
+        Check(
+            name="a free device wakes a model within a lease and its patience",
+            holds=neglect_s <= most_s,
+            seen=f"after {neglect_s:.2f} s at most, of {most_s:.2f} s",
+        ),
         Check(
             name="no model waits beyond the bound",
             holds=wait.wait_s <= bound_s,
             seen=f"{wait.model} waited {wait.wait_s:.1f} s at most, of {bound_s:.1f} s",
         ),
-        *(_share_check(swap_log, duration_s) for swap_log in logs if swap_log.swaps),
+        *(_share_check(swap_log, simulated.scenario.duration_s) for swap_log in logs if swap_log.swaps),
     ]
 
 

@@ -71,8 +71,14 @@ def test_there_are_scenarios() -> None:
         ("[autoscaling]\nleast = 3\nmost = 2\nwanted_wait_s = 1", "least must be from 1 to most"),
         ('[[tenants]]\nname = "one"', "the names of tenants must differ"),
         ('[[engines]]\nnumber = 1\nmodels = ["b", "b"]', "models of an engine must differ, got b, b"),
-        ('[[engines]]\nnumber = 1\nmodels = ["b", "simulated"]', "each model is in one table [[engines]]"),
-        ('[[engines]]\nnumber = 1\nmodels = ["b", "c"]\n[[deaths]]\nat_s = 1\nshare = 1', "deaths cannot be combined"),
+        (
+            '[[engines]]\nnumber = 1\nmodels = ["b"]\n[[deaths]]\nat_s = 1\nshare = 1',
+            "all have several models, or none",
+        ),
+        (
+            '[[engines]]\nnumber = 1\nmodels = ["b"]\n[[deaths]]\nat_s = 1\nshare = 1\nkind = "process"',
+            'deaths of engines of several models need kind = "host"',
+        ),
         ('[[engines]]\nnumber = 1\nmodels = ["b"]\nswaps = {rule = "fair"}', "Invalid enum value 'fair'"),
         ('[[engines]]\nnumber = 1\nmodels = ["b"]\nswaps = {wake = 1}', "engines[1].swaps.wake; did you mean wake_s?"),
         (

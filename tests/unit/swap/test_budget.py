@@ -37,6 +37,11 @@ def test_idle_models_leave_first_and_then_the_one_awake_longest() -> None:
     ]
 
 
+def test_of_working_models_one_that_is_awake_elsewhere_leaves_first() -> None:
+    models = [model_view("old", num_running=1), model_view("twice", num_running=1, since_s=2.0, is_elsewhere=True)]
+    assert departures(DeviceView(memory=21), models, model_view("entering", DISK)) == Departures(("twice",))
+
+
 def test_a_model_that_never_fits() -> None:
     pinned, large = model_view("pinned", is_pinned=True), model_view("large", DISK, awake=15)
     assert departures(DeviceView(memory=24), [pinned, large], large) is None

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.swap.rule import Debts, Reason, Stay, Swap, decide, lateness, longest_wait_s, repaid_per_s
+from penstock.shared.swap.rule import Debts, Reason, Stay, Swap, decide, entry_s, lateness, longest_wait_s, repaid_per_s
 from penstock.shared.swap.views import DeviceView, Memory, ModelView, SleepLevel, SwapOptions
 
 from .shared_device import BACKOFF_S, BAND, DoneSwap, Model, SharedDevice
@@ -211,3 +211,26 @@ def test_debts_have_a_credit_and_a_limit() -> None:
 def test_wrong_options_are_refused_by_name(values: dict) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(values))):
         SwapOptions(**values)
+
+
+def test_a_model_that_is_awake_elsewhere_leaves_before_another_is_late_but_not_in_debt() -> None:
+    standing = model_view("b", oldest_s={"standard": 100.0})
+    twice = awake(is_elsewhere=True)
+    assert choose(100.0, twice, standing) == Swap(Reason.LATE, ("a",), entering="b")
+    assert choose(100.0, awake(), standing) == Stay(105.0)
+    assert choose(100.0, twice, standing, debts=Debts(0.25, 0.25)) == Stay(101.0)
+
+
+def test_a_model_that_is_awake_elsewhere_displaces_none_that_this_device_alone_serves() -> None:
+    more = model_view("b", oldest_s={"interactive": 0.0}, is_elsewhere=True)
+    assert choose(100.0, awake(), more) == Stay()
+    assert choose(100.0, awake(num_running=0), more) == Swap(Reason.EMPTY, ("a",), entering="b")
+    assert choose(100.0, awake(is_elsewhere=True), more) == Swap(Reason.LATE, ("a",), entering="b")
+
+
+def test_the_time_to_enter_counts_models_that_leave() -> None:
+    entering = model_view("b", wake_s=2.0)
+    costs: dict[str, Any] = {"sleep_s": 0.5, "relost_s": 1.0}
+    assert entry_s(ONE_MODEL, [awake(**costs), entering], entering) == 3.5
+    assert entry_s(ONE_MODEL, [awake(is_elsewhere=True, **costs), entering], entering) == 2.0
+    assert entry_s(ONE_MODEL, [entering], entering) == 2.0

@@ -42,6 +42,14 @@ local function live_homes(prefix)
   return homes
 end
 
+-- Return the number of engines that are awake. One that has just woken claims a moment later than its home reports it.
+local function num_awake(prefix)
+  local num = 0
+  for _, home in ipairs(live_homes(prefix)) do num = num + (home[2] == 0 and 1 or 0) end
+  local engines = capacity_of_others(prefix, '')
+  return math.max(num, engines and engines.num or 0)
+end
+
 -- Return by band the ms since which requests wait that were claimed before. Only the first ones of each list are read.
 local MAX_RETURNED_READ = 64
 local function oldest_returned(prefix)
