@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.kernels import native
 from penstock.kernels.linear import pack_blocks, unpack_weight
 from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.models.checkpoint.quantized import open_tensors
 from penstock.worker.models.checks.conformance import QUANTIZED_TOLERANCE
+from penstock.worker.models.formats.tensors import Unpacked
 from penstock.worker.models.gguf.blocks import read_blocks
 from penstock.worker.models.gguf.folder import gguf_folder
 from penstock.worker.models.gguf.tensors import read_gguf
@@ -28,10 +31,28 @@ from penstock.worker.models.placing.packed_linear import OwnPackedLinear
 from penstock.worker.models.weights.movable import ModelWeights
 
 from ...native_library import native_as_before
-from .conftest import SHAPE, save_model
+from .conftest import SHAPE, MakePair, save_model
 from .gguf_models import drawn_model, write_model
 from .gguf_writer import KINDS
+from .packing import Format, awq, gptq, packed_ints
 
+# Groups of up to 128 inputs fit.
+WIDE = transformers.LlamaConfig(**{**SHAPE, "hidden_size": 128, "intermediate_size": 256})
+# Checkpoints of integers, and the bits that a weight takes in memory.
+INTEGERS = {
+    "gptq of 32": (gptq(symmetric=True), 4.5),
+    "gptq of 64": (gptq(symmetric=True, group=64), 4.5),
+    "gptq of 128, second version": (gptq(symmetric=True, second=True, group=128), 4.5),
+    "gptq of 128, zero points": (gptq(group=128), 5.0),
+    "gptq of 16": (gptq(symmetric=True, group=16), 9.0),
+    "gptq, 2 bits": (gptq(2, symmetric=True), 4.5),
+    "gptq, 8 bits": (gptq(8, symmetric=True), 8.5),
+    "gptq, 8 bits, zero points": (gptq(8), 9.0),
+    "awq": (awq(128), 5.0),
+    "compressed-tensors": (packed_ints(group=128), 4.5),
+    "compressed-tensors, zero points": (packed_ints(symmetric=False), 5.0),
+    "compressed-tensors, a scale per row": (packed_ints(8, group=None), 8.5),
+}
 CONFIG = transformers.LlamaConfig(**{**SHAPE, "hidden_size": 256, "intermediate_size": 256})
 # Scales and minimums that are products of two numbers are rounded to float16.
 ROUNDING = 2**-10
@@ -57,6 +78,11 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def load(path: Path, dtype: str = "auto") -> LoadedModel:
     config = EngineConfig(model=str(path), dtype=dtype, max_model_len=64)
     return load_model(config, gguf_folder(path, path.parent / "cache"))
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(WIDE, tmp_path_factory.mktemp("wide"))
 
 
 def packed_layers(model: LoadedModel) -> list[OwnPackedLinear]:
@@ -119,3 +145,59 @@ def test_weights_that_were_unloaded_come_back(path: Path) -> None:
     after = [layer.packed_weight.packed for layer in packed_layers(model)]
     assert all(map(torch.equal, before, after))
     assert np.prod(before[0].shape) > 0
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_of_a_checkpoint_are_used_in_their_size(make_pair: MakePair, wide: Path, name: str) -> None:
+    """The weights are those that were drawn, but for scales and minimums that are rounded to float16."""
+    packing, num_bits = INTEGERS[name]
+    packed, plain = make_pair(packing, wide)
+    expected = load_file(plain / "model.safetensors")
+    num_read = 0
+    for layer, tensor in open_tensors(packed, torch.float32).items():
+        blocks = tensor.blocks() if isinstance(tensor, Unpacked) and tensor.blocks is not None else None
+        if blocks is None:
+            continue
+        weight = pack_blocks([blocks])
+        error = (unpack_weight(weight) - expected[layer]).abs().max()
+        assert error <= 2**-9 * expected[layer].abs().max(), layer
+        assert 8 * weight.packed.nbytes == num_bits * weight.packed.shape[0] * 64 * weight.num_inputs
+        num_read += 1
+    assert num_read == 13
+
+
+@pytest.mark.parametrize("packing", [gptq(symmetric=True, order=True), gptq(group=8)])
+def test_groups_that_are_no_blocks_are_widened(make_pair: MakePair, wide: Path, packing: Format) -> None:
+    packed, _ = make_pair(packing, wide)
+    model = load_model(EngineConfig(model=str(packed), max_model_len=64), packed)
+    assert model.quantization is None
+    assert not any(layer.has_file_numbers for layer in packed_layers(model))
+
+
+def test_scales_beyond_float16_are_widened(make_pair: MakePair, wide: Path) -> None:
+    packed, _ = make_pair(gptq(symmetric=True), wide)
+    tensors = load_file(packed / "model.safetensors")
+    scales = "model.layers.0.self_attn.q_proj.scales"
+    save_file({**tensors, scales: tensors[scales].float() * 2**21}, packed / "model.safetensors")
+    weight: Unpacked = open_tensors(packed, torch.float32)["model.layers.0.self_attn.q_proj.weight"]
+    assert weight.blocks is not None
+    assert weight.blocks() is None
+
+
+@pytest.mark.parametrize(("declared", "computed"), [("float32", torch.float32), ("float16", torch.bfloat16)])
+def test_a_gptq_checkpoint_is_computed_with_its_integers(
+    make_pair: MakePair, wide: Path, declared: str, computed: torch.dtype
+) -> None:
+    """The kernels do not compute in float16, in which most of these checkpoints are declared."""
+    packed, _ = make_pair(gptq(group=128), wide)
+    fields = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps({**fields, "dtype": declared}))
+    config = EngineConfig(model=str(packed), max_model_len=64)
+    first = load_model(config, packed)
+    again = load_stored(config, packed)
+    assert again is not None
+    for model in (first, again):
+        assert (model.quantization, model.dtype) == ("gptq", computed)
+        assert isinstance(model.forward, NativeForward)
+        assert any(layer.has_file_numbers for layer in packed_layers(model))
+    assert load_model(EngineConfig(model=str(packed), dtype=declared, max_model_len=64), packed).quantization is None

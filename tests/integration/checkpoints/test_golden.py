@@ -41,7 +41,6 @@ def test_a_layer_of_a_checkpoint(name: str, tmp_path: Path) -> None:
     quantization = declared_quantization(tmp_path)
     assert quantization is not None
     wanted = recorded(said["weight"])
-    with StoredTensors(tmp_path) as stored:
-        tensors = read_plain(stored, quantization, wanted.dtype)
-        assert tensors.keys() == {said["name"]}
-        assert torch.equal(tensors[said["name"]][...], wanted)
+    tensors = read_plain(StoredTensors(tmp_path), quantization, wanted.dtype)
+    assert tensors.keys() == {said["name"]}
+    assert torch.equal(tensors[said["name"]][...], wanted)

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.models.checkpoint.folder import resolve_model_folder
-from penstock.worker.models.formats.declared import declared_quantization
+from penstock.worker.models.formats.declared import declared_quantization, has_integers
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}
@@ -87,3 +87,15 @@ def test_a_folder_of_gguf_files_asks_for_one_of_them(tmp_path: Path) -> None:
     (tmp_path / "a-Q4_K_M.gguf").touch()
     with pytest.raises(ModelLoadError, match=r"lacks config\.json; give one of its \.gguf files: .*a-Q4_K_M\.gguf"):
         resolve_model_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"), [(GPTQ, True), (COMPRESSED, True), ({"quant_method": "fp8"}, False), (None, False)]
+)
+def test_formats_of_integers_are_known_before_a_load(tmp_path: Path, settings: Any, *, expected: bool) -> None:
+    assert has_integers(folder_of(tmp_path, settings)) is expected
+
+
+def test_a_gguf_file_may_have_integers(tmp_path: Path) -> None:
+    assert has_integers(tmp_path / "model.gguf")
+    assert not has_integers(tmp_path / "model")

@@ -23,6 +23,7 @@ from ....shared.values.distribution import install_command
 from ...config.engine_config import EngineConfig
 from ...models.checkpoint.folder import resolve_model_folder
 from ...models.checks.kl_limits import QUALITY_TEXT
+from ...models.formats.declared import has_integers
 
 if TYPE_CHECKING:
     from ...models.checks.divergence import Scores
@@ -203,7 +204,7 @@ def _formats_of(arguments: argparse.Namespace) -> tuple[dict[str, str], ...]:
     chosen = {name: value for name in ("quantization", "kv_cache_dtype") if (value := getattr(arguments, name))}
     if chosen:
         return (chosen,)
-    file_numbers = ({"dtype": "auto"},) if arguments.device == "cpu" and arguments.model.endswith(".gguf") else ()
+    file_numbers = ({"dtype": "auto"},) if arguments.device == "cpu" and has_integers(Path(arguments.model)) else ()
     others = (*file_numbers, *_FORMATS.get(arguments.device, ()))
     return others if arguments.reference == "bfloat16" else ({}, *others)
 

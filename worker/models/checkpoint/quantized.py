@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ from ..formats.declared import Quantization, declared_quantization
 from ..formats.reading import dtype_of, read_plain
 from ..formats.tensors import Readable, StoredTensors, Unpacked
 from ..gguf.tensors import read_gguf
-from ..placing.file_numbers import mark_weights
+from ..placing.file_numbers import mark_weights, supported_dtype
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -39,13 +37,13 @@ def load_quantized(
     config = how["config"]
     with torch.device("meta"):
         empty = auto_class.from_config(config, trust_remote_code=how["trust_remote_code"])
-    with _opened(folder, quantization, config, dtype) as (tensors, chosen):
-        loaded: Any = type(empty).from_pretrained(
-            None, state_dict=_without_empty_biases(tensors, empty), dtype=chosen, **{**how, "config": empty.config}
-        )
-        module, info = loaded
-        if dtype == "auto":
-            mark_weights(module, tensors)
+    tensors, chosen = _open_requested(folder, quantization, config, dtype)
+    loaded: Any = type(empty).from_pretrained(
+        None, state_dict=_without_empty_biases(tensors, empty), dtype=chosen, **{**how, "config": empty.config}
+    )
+    module, info = loaded
+    if dtype == "auto":
+        mark_weights(module, tensors)
     if (folder / _GENERATION_FILE).is_file():
         # Imported late, since ``open_tensors`` is used without transformers.
         from transformers import GenerationConfig
@@ -58,46 +56,40 @@ def plain_names(folder: Path, model_config: PretrainedConfig) -> set[str]:
     """Return the names of all tensors in the files, as they are after unpacking."""
     quantization = declared_quantization(folder)
     if quantization is not None:
-        with _opened(folder, quantization, model_config, "auto") as (tensors, _):
-            return set(tensors)
-    with StoredTensors(folder) as stored:
-        return set(stored)
+        return set(_open_requested(folder, quantization, model_config, "auto")[0])
+    return set(StoredTensors(folder))
 
 
-@contextmanager
-def _opened(
+def _open_requested(
     folder: Path, quantization: Quantization, model_config: PretrainedConfig, dtype: torch.dtype | str
-) -> Iterator[tuple[Readable, torch.dtype]]:
+) -> tuple[Readable, torch.dtype]:
+    """Return the tensors and the dtype of those that are quantized."""
     declared = model_config.get_text_config().dtype if dtype == "auto" else dtype
     requested: torch.dtype | None = getattr(torch, declared) if isinstance(declared, str) else declared
     # Some configurations have the dtype in which weights are stored.
     requested = None if requested is not None and requested.itemsize == 1 else requested
     if requested is None:
-        if quantization.method == "gguf":
-            requested = torch.bfloat16
-        else:
-            with StoredTensors(folder) as stored:
-                requested = dtype_of(stored)
-    with open_tensors(folder, requested) as tensors:
-        yield tensors, requested
+        requested = torch.bfloat16 if quantization.method == "gguf" else dtype_of(StoredTensors(folder))
+    if dtype == "auto" and quantization.method != "gguf":
+        requested = supported_dtype(requested)
+    return open_tensors(folder, requested), requested
 
 
-@contextmanager
-def open_tensors(folder: Path, dtype: torch.dtype) -> Iterator[Readable]:
-    """Open the tensors of a folder by name. Quantized ones are unpacked to ``dtype`` when they are read.
+def open_tensors(folder: Path, dtype: torch.dtype) -> Readable:
+    """Return the tensors of a folder by name, which keep its files open.
+
+    Quantized ones are unpacked to ``dtype`` when they are read.
 
     Raises:
         ModelLoadError: the files cannot be read, or the tensors of a format do not fit each other.
     """
     quantization = declared_quantization(folder)
     if quantization is not None and quantization.method == "gguf":
-        yield read_gguf(Path(quantization.settings["file"]), dtype)
-        return
-    with StoredTensors(folder) as stored:
-        if quantization is None:
-            yield {name: stored.slice(name) for name in stored}
-        else:
-            yield read_plain(stored, quantization, dtype)
+        return read_gguf(Path(quantization.settings["file"]), dtype)
+    stored = StoredTensors(folder)
+    if quantization is None:
+        return {name: stored.slice(name) for name in stored}
+    return read_plain(stored, quantization, dtype)
 
 
 def _without_empty_biases(tensors: Readable, empty: PreTrainedModel) -> Readable:

@@ -6,6 +6,7 @@ Source: the ``compressors`` of the compressed-tensors package, 0.20.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,17 @@ from torch import Tensor
 from ....shared.errors import ModelLoadError
 from .declared import Quantization
 from .scaled import FLOAT8, unpack_scaled
-from .tensors import Grid, Readable, StoredTensors, Unpacked, make_grid, unpack_e2m1, unpack_words, write_scaled
+from .tensors import (
+    Grid,
+    Readable,
+    StoredTensors,
+    Unpacked,
+    make_grid,
+    unpack_e2m1,
+    unpack_words,
+    unpacked_integers,
+    write_scaled,
+)
 
 _PACKED, _WEIGHT = ".weight_packed", ".weight"
 _WORD = 32
@@ -88,11 +99,11 @@ def _words(stored: StoredTensors, layer: str, weights: dict[str, Any], dtype: to
     half = 1 << (bits - 1)
     grid = _word_grid(stored, layer, (rows, columns), _block(weights), bits)
 
-    def write(out: Tensor) -> None:
+    def read() -> Callable[[slice], Tensor]:
         words = stored.read(name)
-        write_scaled(out, lambda part: unpack_words(words[part], bits)[:, :columns] - half, grid)
+        return lambda part: unpack_words(words[part], bits)[:, :columns] - half
 
-    return Unpacked((rows, columns), dtype, write)
+    return unpacked_integers((rows, columns), dtype, read, grid, bits, -half)
 
 
 def _word_grid(

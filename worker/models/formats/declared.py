@@ -25,6 +25,8 @@ _MODELOPT_FILE = "hf_quant_config.json"
 COMPANION_FILES = (*_OLDER_FILES, _MODELOPT_FILE)
 _OLDER_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
 
+# Methods whose weights are integers with scales.
+_INTEGER_METHODS = ("gguf", "gptq", "awq", "compressed-tensors")
 READ = "fp8 (also of fbgemm and modelopt), mxfp8, mxfp4, compressed-tensors, gptq and awq checkpoints, and .gguf files"
 _REMEDY = (
     f"Penstock reads {READ}: fetch the model in one of these, or as it was before quantisation, for which there is "
@@ -104,6 +106,12 @@ def declared_quantization(folder: Path) -> Quantization | None:
             f"which is not read here, but {supported}. {_REMEDY}"
         )
     return Quantization(method, settings, source)
+
+
+def has_integers(model: Path) -> bool:
+    """Return whether a model, a folder or a file, may have weights whose integers our kernels use as they are."""
+    declared = declared_quantization(model)
+    return model.suffix == SUFFIX or (declared is not None and declared.method in _INTEGER_METHODS)
 
 
 def _find(folder: Path) -> tuple[dict[str, Any], str] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
@@ -19,13 +18,17 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ....kernels.linear.blocks import Blocks
+from ....kernels.linear.blocks import NIBBLE_BLOCK, BlockForm, Blocks
 from ....shared.errors import ModelLoadError
 
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 # Weights in float32 at a time, per loading thread: 4 MiB, and a few times that for intermediate results.
 _PIECE_ELEMENTS = 1 << 20
+# Numbers of columns that may share a scale in a weight of the kernels. Its nibbles are in the larger blocks.
+_BLOCK_SIZES, _NIBBLE_BITS = (NIBBLE_BLOCK, NIBBLE_BLOCK // 2), 4
+# Largest error of a scale or a minimum in float16.
+_HALF_ERROR = 2**-9
 # A piece begins at a boundary of packed words of up to 32 values.
 _ROWS = 32
 # Scale of each byte in the MX formats (E8M0: 2 ** (byte - 127)); 255 is NaN.
@@ -36,7 +39,7 @@ _E2M1 = torch.cat((_E2M1, -_E2M1))
 
 
 class StoredTensors:
-    """A context in which the files are open. A tensor is read only when it is requested.
+    """The tensors of a folder. They are read only when requested; slices keep their file open.
 
     Raises:
         ModelLoadError: the folder has no such files, or an index that names missing ones.
@@ -44,19 +47,8 @@ class StoredTensors:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open = ExitStack()
-        self._slices: dict[str, Any] = {}
-
-    def __enter__(self) -> StoredTensors:
-        for path in _weight_files(self._folder):
-            file = self._open.enter_context(safe_open(path, framework="pt"))
-            self._slices |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # no dictionary
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._slices.clear()
-        self._open.close()
+        files = [safe_open(path, framework="pt") for path in _weight_files(folder)]
+        self._slices: dict[str, Any] = {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118  # no dictionary
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._slices)
@@ -150,6 +142,17 @@ class Grid:
             values = values - self.zeros[scale_rows][:, self.columns]
         return values * self.scales[scale_rows][:, self.columns]
 
+    def has_blocks(self, size: int) -> bool:
+        """Return whether each block of ``size`` columns shares its scales."""
+        blocks = self.columns.unflatten(0, (-1, size)) if len(self.columns) % size == 0 else None
+        return blocks is not None and bool((blocks == blocks[:, :1]).all())
+
+    def of_blocks(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return scales and zeros [O, I / size] of blocks of ``size`` columns."""
+        zeros = torch.zeros_like(self.scales) if self.zeros is None else self.zeros
+        scales, zeros = (each[self.rows][:, self.columns[::size]] for each in (self.scales, zeros))
+        return scales, zeros
+
 
 def make_grid(
     name: str, shape: tuple[int, int], scales: Tensor, zeros: Tensor | None, block: tuple[int, int] | None = None
@@ -201,6 +204,54 @@ def write_scaled(out: Tensor, values: Callable[[slice], Tensor], grid: Grid) -> 
     """Fill ``out`` [O, I] from ``values``, which returns some of its rows, of any dtype."""
     for rows in pieces(*out.shape):
         out[rows] = grid.apply(values(rows).float(), rows)
+
+
+def unpacked_integers(
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    read: Callable[[], Callable[[slice], Tensor]],
+    grid: Grid,
+    bits: int,
+    lowest: int = 0,
+) -> Unpacked:
+    """Return the weight [O, I] of integers of ``bits`` bits from ``lowest`` on.
+
+    Args:
+        read: opens the numbers; the result returns some rows of them.
+    """
+
+    def write(out: Tensor) -> None:
+        write_scaled(out, read(), grid)
+
+    def blocks() -> Blocks | None:
+        return _read_blocks(shape, read(), grid, bits, lowest)
+
+    return Unpacked(shape, dtype, write, blocks)
+
+
+def _read_blocks(
+    shape: tuple[int, int], values: Callable[[slice], Tensor], grid: Grid, bits: int, lowest: int
+) -> Blocks | None:
+    """Return a weight for the kernels, as ``unpacked_integers``; None if they cannot use its scales."""
+    size = next((size for size in _BLOCK_SIZES if grid.has_blocks(size)), None)
+    if size is None:
+        return None
+    scales, zeros = grid.of_blocks(size)
+    middle = lowest + (1 << (bits - 1))
+    form = BlockForm(bits <= _NIBBLE_BITS and size == NIBBLE_BLOCK, size, has_minimums=not (zeros == middle).all())
+    first = lowest if form.has_minimums else middle - form.zero
+    minimums = (first - zeros) * scales if form.has_minimums else None
+    if not all(each is None or _fits_half(each) for each in (scales, minimums)):
+        return None
+    numbers = torch.empty(shape, dtype=torch.uint8)
+    for rows in pieces(*shape):
+        numbers[rows] = values(rows) - first
+    return Blocks(form, numbers, scales.half(), None if minimums is None else minimums.half())
+
+
+def _fits_half(values: Tensor) -> bool:
+    """Return whether float16 represents ``values``, but for a small part of the larger ones."""
+    return torch.allclose(values.half().float(), values, _HALF_ERROR, _HALF_ERROR * values.abs().mean().item())
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:

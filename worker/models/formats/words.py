@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ....shared.errors import ModelLoadError
 from .declared import Quantization
-from .tensors import Grid, Readable, StoredTensors, Unpacked, unpack_words, write_scaled
+from .tensors import Grid, Readable, StoredTensors, Unpacked, unpack_words, unpacked_integers
 
 _WORD = 32
 # Name of the dtype in safetensors.
@@ -24,6 +24,7 @@ _WEIGHT = ".qweight"
 _ONES = {bits: sum(1 << shift for shift in range(0, _WORD, bits)) for bits in (2, 4, 8)}
 # The column of each four bits of AWQ's words, the lowest first, inverted.
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
+_AWQ_BITS = 4
 
 _OfLayer = Callable[[str, torch.dtype], Unpacked]
 
@@ -79,11 +80,11 @@ def _gptq(stored: StoredTensors, is_second: bool, is_ordered: bool, layer: str, 
         raise _unfit(stored, layer)
     grid = _grid(stored, layer, zeros, columns)
 
-    def write(out: Tensor) -> None:
+    def read() -> Callable[[slice], Tensor]:
         words = stored.read(layer + _WEIGHT).T.contiguous()
-        write_scaled(out, lambda rows: unpack_words(words[rows], bits), grid)
+        return lambda rows: unpack_words(words[rows], bits)
 
-    return Unpacked((num_outputs, num_inputs), dtype, write)
+    return unpacked_integers((num_outputs, num_inputs), dtype, read, grid, bits)
 
 
 def _awq(stored: StoredTensors, layer: str, dtype: torch.dtype) -> Unpacked:
@@ -96,19 +97,15 @@ def _awq(stored: StoredTensors, layer: str, dtype: torch.dtype) -> Unpacked:
     zeros = _in_order(stored.read(f"{layer}.qzeros"))
     grid = _grid(stored, layer, zeros, _groups(num_inputs, num_groups))
 
-    def write(out: Tensor) -> None:
+    def read() -> Callable[[slice], Tensor]:
         words = stored.read(layer + _WEIGHT)
+        return lambda rows: _in_order(words[:, rows.start // num_per_word : -(-rows.stop // num_per_word)]).T
 
-        def values(rows: slice) -> Tensor:
-            return _in_order(words[:, rows.start // num_per_word : -(-rows.stop // num_per_word)]).T
-
-        write_scaled(out, values, grid)
-
-    return Unpacked((num_outputs, num_inputs), dtype, write)
+    return unpacked_integers((num_outputs, num_inputs), dtype, read, grid, _AWQ_BITS)
 
 
 def _in_order(words: Tensor) -> Tensor:
-    return unpack_words(words, 4).unflatten(-1, (-1, len(_AWQ_ORDER)))[..., _AWQ_ORDER].flatten(-2)
+    return unpack_words(words, _AWQ_BITS).unflatten(-1, (-1, len(_AWQ_ORDER)))[..., _AWQ_ORDER].flatten(-2)
 
 
 def _grid(stored: StoredTensors, layer: str, zeros: Tensor, columns: Tensor) -> Grid:

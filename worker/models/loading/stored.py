@@ -154,8 +154,7 @@ def store_model(config: EngineConfig, folder: Path, model: LoadedModel, referenc
     build, lean = _build_digest(), forward.lean
     try:
         angles = [_angles_of(lean, plan) for plan in lean.network.plan.angles]
-        with open_tensors(folder, model.dtype) as tensors:
-            shapes = _shapes_of(tensors)
+        shapes = _shapes_of(open_tensors(folder, model.dtype))
         # Raises if transformers renames or joins tensors of the files.
         _empty_network(shapes, lean.network.plan, model.dtype, angles)
     except ModelLoadError as error:
@@ -233,7 +232,8 @@ def _load_from(stored: StoredModel, config: EngineConfig, folder: Path, packed: 
     )
     network, shapes = packed, {}
     if network is None:
-        with _torch_on_one_thread(), open_tensors(folder, stored.torch_dtype) as tensors:
+        with _torch_on_one_thread():
+            tensors = open_tensors(folder, stored.torch_dtype)
             shapes = _shapes_of(tensors)
             takes = config.takes_file_numbers
             module = _module_of(tensors, stored.plan, stored.torch_dtype, stored.angles, takes_file_numbers=takes)

@@ -18,6 +18,11 @@ from ..formats.tensors import Readable, Unpacked
 _ATTRIBUTE = "file_sources"
 
 
+def supported_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return bfloat16 instead of float16, in which our kernels do not compute, if they can be used."""
+    return torch.bfloat16 if dtype is torch.float16 and can_multiply_blocks(torch.bfloat16) else dtype
+
+
 def mark_weights(module: nn.Module, tensors: Readable) -> None:
     """Let the weights of ``module`` know their sources in ``tensors``, which have the same names."""
     for name, weight in module.named_parameters():
