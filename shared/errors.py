@@ -271,6 +271,18 @@ class DamagedRecordError(RequestFailedError):
     code = "damaged_record"
 
 
+class ModelBrokenError(PenstockError):
+    """The model cannot be loaded on any device; the message names the cause. Requests for it end with this."""
+
+    code = "model_broken"
+
+
+class ModelTooLargeError(ModelBrokenError):
+    """The model does not fit on any device, even alone; the message has the sizes and the remedy."""
+
+    code = "model_too_large"
+
+
 class EngineDeadError(PenstockError):
     """The engine core is gone, or no live engine serves the model; the message names the cause.
 
@@ -350,6 +362,8 @@ _BY_CODE: dict[str, type[PenstockError]] = {
         EngineTimeoutError,
         EngineCallError,
         ModelLoadError,
+        ModelBrokenError,
+        ModelTooLargeError,
     )
 }
 

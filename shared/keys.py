@@ -74,7 +74,8 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:{MODEL}:ward                        string    engine that drains for the suspects; expires
     NS:{MODEL}:leases                      zset      engine -> ms at which its lease ends; removed with its claims
     NS:{MODEL}:homes                       zset      device that may wake it -> ms at which that ends, unless renewed
-    NS:{MODEL}:home_states                 hash      device -> level of its sleep and ms to wake it; as homes
+    NS:{MODEL}:home_states                 hash      device -> level, ms to wake it, when it is awake; as homes
+    NS:{MODEL}:home_errors                 hash      device that has given it up -> code and message; as homes
     NS:{MODEL}:grants                      zset      device that wakes it now -> ms at which that ends
     NS:{MODEL}:claims:ENGINE               hash      request id -> epoch of each claim of the engine
     NS:{MODEL}:clients                     zset      client -> ms at which its lease ends

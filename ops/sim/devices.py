@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import simpy
 
 from ...shared.broker import LEASE_TTL_MS, REAP_INTERVAL_S, Demand, Grant, Homes
+from ...shared.swap.forecast import Turns, ready_in_s
 from ...shared.swap.rule import Debts, Reason, Stay, Swap, entry_s, longest_wait_s
 from ...shared.swap.views import DeviceView, Memory, ModelView, SleepLevel
 from .engine import Engine
@@ -112,6 +113,10 @@ class Device:
         self._since_s = dict.fromkeys(kind.models, 0.0)
         self._used_s = dict.fromkeys(kind.models, 0.0)
         self._ask_again_s = dict.fromkeys(kind.models, 0.0)
+        self._turns = Turns()
+        # Time at which each sleeping model is expected to be awake.
+        self._ready_at_s: dict[str, float] = {}
+        self._forecast_s = -math.inf
         self._awake: tuple[str, Engine] | None = None
         self._num_wanted = dict.fromkeys(kind.models, 1)
         self._entry_s = dict.fromkeys(kind.models, kind.swaps.wake_s)
@@ -166,6 +171,8 @@ class Device:
         while True:
             views, self._change = self._views(), self._env.event()
             choice = self._decide(self._env.now, _ONE_MODEL, views, self._debts, self._kind.swaps.options)
+            if self._env.now >= self._forecast_s + RENEW_EVERY_S or isinstance(choice, Swap):
+                self._forecast(views)
             if isinstance(choice, Swap):
                 entering = next(view for view in views if view.name == choice.entering)
                 if self._is_granted(entering):
@@ -180,6 +187,14 @@ class Device:
         until_s = min(stay.until_s, started_s + LOOK_EVERY_S)
         yield self._change | self._env.timeout(max(1e-6, until_s - started_s))
         self._debts = self._debts.after_serving(self._env.now - started_s, views, self._kind.swaps.options)
+
+    def _forecast(self, views: list[ModelView]) -> None:
+        """Forecast when sleeping models wake, if the rule is Penstock's."""
+        if self._kind.swaps.rule is not SwapRule.STANDING:
+            return
+        now_s, self._forecast_s = self._env.now, self._env.now
+        waits_s = ready_in_s(now_s, _ONE_MODEL, views, self._debts, self._kind.swaps.options, self._turns)
+        self._ready_at_s = {model: now_s + wait_s for model, wait_s in waits_s.items()}
 
     def _views(self) -> list[ModelView]:
         views = [self._view(model, self._do(model, self._homes[model].demand())) for model in self._kind.models]
@@ -249,6 +264,8 @@ class Device:
         if self._awake is not None:
             left, engine = self._awake
             relost_s = view_of[left].relost_s
+            self._turns.record_turn(view_of[left])
+            self._renew(left)
             yield engine.sleep()
             self._awake = None
             yield self._env.timeout(self._kind.swaps.sleep_s)
@@ -286,8 +303,12 @@ class Device:
             yield self._env.timeout(RENEW_EVERY_S)
 
     def _renew(self, model: str) -> None:
-        level = _level_of(self._engine_of(model))
-        self._do(model, self._homes[model].renew(self._name, level, self._entry_s[model]))
+        level, ready_at_s = _level_of(self._engine_of(model)), self._ready_at_s.get(model)
+        left_s = None if ready_at_s is None else max(0.0, ready_at_s - self._env.now)
+        renewal = self._homes[model].renew(
+            self._name, level, self._entry_s[model], ready_in_s=left_s, num_seqs=self._kind.max_num_seqs
+        )
+        self._do(model, renewal)
 
     def _engine_of(self, model: str) -> Engine | None:
         """Return the engine of a model that is awake."""

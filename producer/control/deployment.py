@@ -175,7 +175,7 @@ def unserved_finding(stats: QueueStats, engines: list[EngineHeartbeat], known: C
     Args:
         known: models that were ever served.
     """
-    may_wake = stats.ready_in_s is not None
+    may_wake = stats.readiness.in_s is not None
     if not stats.depth or may_wake or any(engine.model == stats.model and may_serve(engine) for engine in engines):
         return None
     count = "1 request waits" if stats.depth == 1 else f"{stats.depth} requests wait"

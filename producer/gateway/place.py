@@ -6,6 +6,7 @@ Redis is asked only about a request that has no output after some time. So a req
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -14,13 +15,19 @@ from starlette.requests import Request
 
 from ...shared.errors import PenstockError
 from ...shared.process.log import get_logger
-from ...shared.queue.stats import RequestStatus
+from ...shared.queue.stats import ModelState, RequestStatus
 from .. import Client
 from ..openai.errors import RETRY_AFTER_S
 from ..sse import COMMENT
 from .http import gateway_of
 
 POSITION_HEADER, START_HEADER = "x-penstock-queue-position", "x-penstock-estimated-start"
+STATE_HEADER = "x-penstock-model-state"
+_STATE_WORDS = {
+    ModelState.LOADING: "is loading",
+    ModelState.ASLEEP: "is asleep",
+    ModelState.UNLOADED: "is not loaded",
+}
 # Comments come four times until the estimated start, within the limits of a ``Place``.
 _COMMENTS_PER_WAIT = 4
 _ASK_TIMEOUT_S = 10.0
@@ -37,7 +44,8 @@ class Place:
         every_s: longest time between two comments.
 
     Attributes:
-        headers: the position and, if known, the seconds until the start; empty if the request did not wait.
+        headers: the position, the state of the model and, if known, the seconds until the start; empty if the request
+            did not wait.
     """
 
     def __init__(self, client: Client, model: str | None, request_id: str, *, wait_s: float, every_s: float) -> None:
@@ -85,7 +93,7 @@ class Place:
                         if is_first:
                             self.headers = headers
                         if is_first or headers:
-                            yield _comment(headers)
+                            yield _comment(headers) + await self._words(status)
                         due_at = loop.time() + self._interval_s(status)
                     is_first = False
                 yield await upcoming
@@ -96,6 +104,17 @@ class Place:
                 await asyncio.gather(upcoming, return_exceptions=True)
             async for piece in pieces:
                 yield piece
+
+    async def _words(self, status: RequestStatus | None) -> bytes:
+        """Return a comment for people who wait for a model that is not loaded, or nothing."""
+        if status is None or status.position is None or status.readiness is None:
+            return b""
+        words = _STATE_WORDS.get(status.readiness.state)
+        if words is None:
+            return b""
+        model = await self._client.resolve_model(self._model)
+        start = "" if status.estimated_start_s is None else f", about {max(1, math.ceil(status.estimated_start_s))} s"
+        return f": model {model} {words}{start}, position {status.position}\n".encode()
 
     def _interval_s(self, status: RequestStatus | None) -> float:
         if status is None or status.estimated_start_s is None:
@@ -135,6 +154,8 @@ def _headers(status: RequestStatus | None) -> dict[str, str]:
     if status is None or status.position is None:
         return {}
     headers = {POSITION_HEADER: str(status.position)}
+    if status.readiness is not None:
+        headers[STATE_HEADER] = status.readiness.state
     if status.estimated_start_s is not None:
         headers[START_HEADER] = f"{status.estimated_start_s:.1f}"
     return headers

@@ -194,6 +194,8 @@ _STATUS_OF: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.RedisFullError, 503, "server_error", "redis_full"),
     (errors.RedisUnavailableError, 503, "server_error", "queue_unavailable"),
     (errors.ClientClosedError, 503, "server_error", "shutting_down"),
+    (errors.ModelTooLargeError, 503, "server_error", "model_too_large"),
+    (errors.ModelBrokenError, 503, "server_error", "model_broken"),
     (errors.EngineDeadError, 503, "server_error", "engine_dead"),
     (errors.EngineTimeoutError, 503, "server_error", "engine_timeout"),
     (errors.EngineStateError, 409, "invalid_request_error", "engine_state"),

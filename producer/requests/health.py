@@ -69,7 +69,8 @@ class Health:
 
     async def _has_home(self, model: str) -> bool:
         """Return whether a device may wake a model. Devices enter all partitions, so the first is enough."""
-        return bool((await Homes(self._connection, self._keys.model(model)).demand()).homes)
+        homes = (await Homes(self._connection, self._keys.model(model)).demand()).homes
+        return any(not home.error for home in homes)
 
     async def unserved(self, model: str) -> EngineDeadError:
         """Return the error for a request that was refused because no engine of ``model`` holds a lease."""

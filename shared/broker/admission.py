@@ -7,7 +7,14 @@ from typing import Any
 
 import msgspec
 
-from ..errors import PenstockError, QueueFullError, QuotaExceededError, RequestConflictError, ValidationError
+from ..errors import (
+    PenstockError,
+    QueueFullError,
+    QuotaExceededError,
+    RequestConflictError,
+    ValidationError,
+    from_wire,
+)
 from ..params.images import ImageInput
 from ..values.shown import shown
 
@@ -146,6 +153,9 @@ def read_answer(entry: Entry, answer: bytes | list[Any]) -> str | PenstockError:
         return ValidationError(f"band must be one of {answer[1].decode()}, got {shown(entry.band)}")
     if kind == b"conflict":
         return _conflict(entry, answer[1].decode())
+    if kind == b"given_up":
+        code, _, message = answer[1].decode().partition(" ")
+        return from_wire(code, message, retryable=False)
     limit, retry_after_s = answer[-2], answer[-1] / 1000
     if kind == b"queue_full":
         scope, unit = answer[1].decode(), answer[2].decode()

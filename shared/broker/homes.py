@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from ..connection import CommandConnection
+from ..errors import PenstockError
 from ..keys import ModelKeys
-from ..queue.stats import ModelState
+from ..queue.stats import ModelState, Readiness
 from ..swap.views import SleepLevel, SwapOptions
 from .broker import LEASE_TTL_MS
 from .script import run_script
@@ -23,8 +24,24 @@ from .script import run_script
 # Requests that wait for longer than this, and than their patience, need more engines than serve them.
 MORE_ENGINES_AFTER_S = 10.0
 
-# Device, level and ms to wake, as the scripts return them.
-RawHome = tuple[str, int, float]
+
+class RawHome(msgspec.Struct, array_like=True, frozen=True):
+    """A home as the scripts return it; ``ready_ms`` is below 0 if unknown."""
+
+    device: str
+    level: int
+    wake_ms: float
+    ready_ms: float = -1
+    num_seqs: int = 0
+    error: str = ""
+
+
+class RawReadiness(msgspec.Struct, array_like=True, frozen=True):
+    """Homes, devices with a grant, and the number of engines with a lease, as the scripts return them."""
+
+    homes: list[RawHome]
+    grants: list[str]
+    num_leases: int
 
 
 class _RawDemand(msgspec.Struct, array_like=True):
@@ -43,11 +60,22 @@ class _RawDemand(msgspec.Struct, array_like=True):
 
 
 class Home(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that may wake a model, the model's level there, and the time that waking it takes."""
+    """A device that may wake a model.
+
+    Args:
+        level: the model's level there.
+        wake_s: time that waking it takes.
+        ready_in_s: expected time until it is awake there, other models included; None if unknown.
+        num_seqs: requests that its engine runs at the same time; 0 if unknown.
+        error: code and message if the device has given the model up; else empty.
+    """
 
     device: str
     level: SleepLevel
     wake_s: float
+    ready_in_s: float | None = None
+    num_seqs: int = 0
+    error: str = ""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,26 +129,45 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 def homes_of(raw: Sequence[RawHome]) -> tuple[Home, ...]:
     """Return homes from the reply of a script."""
-    return tuple(Home(device=device, level=SleepLevel(level), wake_s=wake_ms / 1000) for device, level, wake_ms in raw)
+    return tuple(
+        Home(
+            device=home.device,
+            level=SleepLevel(home.level),
+            wake_s=home.wake_ms / 1000,
+            ready_in_s=home.ready_ms / 1000 if home.ready_ms >= 0 else None,
+            num_seqs=home.num_seqs,
+            error=home.error,
+        )
+        for home in raw
+    )
 
 
-def readiness(
-    homes: Sequence[Home], grants: Sequence[str], num_engines: int, num_leases: int
-) -> tuple[ModelState, float | None]:
-    """Return the state of a model, and the time until an engine could claim; None if no device may wake one.
+def readiness(raw: RawReadiness, num_engines: int) -> Readiness:
+    """Return when a model can be served.
 
     Args:
-        grants: devices that wake it.
         num_engines: engines that claim.
-        num_leases: engines with a lease. Those that do not claim sleep or drain.
     """
     if num_engines:
-        return ModelState.LOADED, 0.0
-    ready_in_s = min((home.wake_s for home in homes), default=None)
-    if grants:
-        return ModelState.LOADING, ready_in_s
-    sleeps = num_leases > 0 or any(home.level < SleepLevel.DISK for home in homes)
-    return ModelState.ASLEEP if sleeps else ModelState.UNLOADED, ready_in_s
+        return Readiness(state=ModelState.LOADED, in_s=0.0)
+    every = homes_of(raw.homes)
+    homes = [home for home in every if not home.error]
+    if every and not homes and not raw.num_leases:
+        _, _, message = every[0].error.partition(" ")
+        return Readiness(state=ModelState.BROKEN, error=message)
+    # An engine with a lease that does not claim sleeps or drains.
+    sleeps = raw.num_leases > 0 or any(home.level < SleepLevel.DISK for home in homes)
+    state = ModelState.LOADING if raw.grants else ModelState.ASLEEP if sleeps else ModelState.UNLOADED
+    times = [(_ready_in_s(home, home.device in raw.grants), home.num_seqs) for home in homes]
+    in_s, num_seqs = min(times, default=(None, 0))
+    return Readiness(state=state, in_s=in_s, num_seqs=num_seqs)
+
+
+def _ready_in_s(home: Home, is_waking: bool) -> float:
+    """Return when a home could serve. Its forecast may be older than the request, so it is checked against wake_s."""
+    if home.ready_in_s is None:
+        return home.wake_s
+    return home.ready_in_s if is_waking else max(home.ready_in_s, home.wake_s)
 
 
 class GrantReply(enum.StrEnum):
@@ -154,13 +201,32 @@ class Homes:
         self._connection = connection
         self.keys = keys
 
-    async def renew(self, device: str, level: SleepLevel, wake_s: float, *, lease_ttl_ms: int = LEASE_TTL_MS) -> None:
-        """Enter a device, or renew its lease. Call it three times per lease, and at each change of the level."""
-        await self._run("home", device, lease_ttl_ms, int(level), round(1000 * wake_s))
+    async def renew(
+        self,
+        device: str,
+        level: SleepLevel,
+        wake_s: float,
+        *,
+        ready_in_s: float | None = None,
+        num_seqs: int = 0,
+        error: PenstockError | None = None,
+        lease_ttl_ms: int = LEASE_TTL_MS,
+    ) -> None:
+        """Enter a device, or renew its lease. Call it three times per lease, and at each change of the level.
+
+        Args:
+            ready_in_s: expected time until the model is awake there (``shared/swap/forecast.py``); None if unknown.
+            num_seqs: requests that its engine runs at the same time; 0 if unknown.
+            error: why the device has given the model up. If no engine and no other home is left, requests for it end
+                with this error, and new ones are refused with it.
+        """
+        times = [round(1000 * wake_s), -1 if ready_in_s is None else round(1000 * ready_in_s)]
+        failure = "" if error is None else f"{error.code} {error}"
+        await self._enter(device, lease_ttl_ms, int(level), *times, num_seqs, failure)
 
     async def leave(self, device: str) -> None:
         """Remove a device. Requests that must not wait end, if no other home and no engine is left."""
-        await self._run("home", device, 0, 0, 0)
+        await self._enter(device, 0, 0, 0, -1, 0, "")
 
     async def demand(self) -> Demand:
         """Read how much the model is needed."""
@@ -204,6 +270,9 @@ class Homes:
     async def return_grant(self, device: str) -> None:
         """Give a grant back: the model could not be woken, so another home may try."""
         await self._run("grant", device, 0, 0, 0, 0)
+
+    async def _enter(self, *args: str | int) -> None:
+        await self._run("home", *args)
 
     async def _run(self, name: str, *args: str | int) -> Any:
         return await run_script(self._connection, self.keys, name, [self.keys.leases], list(args))

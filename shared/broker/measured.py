@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from ..queue.state import BandState, LaneState, Limits, QueueState, Rates
+from ..queue.stats import Readiness
 from .broker import SEQS_PER_KEPT_ONE
 
 # Must equal RATE_WINDOW_MS and WORK_WINDOW_MS of settling.lua.
@@ -79,7 +80,7 @@ class RawTenant(msgspec.Struct, array_like=True):
         ]
 
 
-def queue_state(raw: RawMeasures) -> QueueState:
+def queue_state(raw: RawMeasures, readiness: Readiness) -> QueueState:
     """Return the state that an estimate of waits needs."""
     num_running = max(0, raw.num_started - raw.num_returned)
     bands = [_band_state(band, raw.now_ms) for band in raw.bands]
@@ -93,6 +94,7 @@ def queue_state(raw: RawMeasures) -> QueueState:
         num_seqs=raw.rooms[1],
         num_free=_num_free(raw),
         held_share=_held_share(raw, num_running, sum((band.rates for band in bands), Rates())),
+        readiness=readiness,
         bands=bands,
     )
 

@@ -14,10 +14,10 @@ from ..queue.estimate import Estimator
 from ..queue.lifecycle import RequestState
 from ..queue.policy import QueuePolicy, TenantPolicy, decode_policy
 from ..queue.state import LaneState, Limits, QueueState
-from ..queue.stats import BandStats, LaneStats, ModelState, QueueStats, RequestStatus, TenantStats
+from ..queue.stats import BandStats, LaneStats, QueueStats, Readiness, RequestStatus, TenantStats
 from ..values.names import check_name
 from ..values.shown import shown
-from .homes import RawHome, homes_of, readiness
+from .homes import RawReadiness, readiness
 from .measured import RawBand, RawMeasures, RawTenant, age_s, queue_state
 from .script import refusing_damage, repairing, run_script
 
@@ -34,9 +34,7 @@ class _RawStats(msgspec.Struct, array_like=True):
     num_awaiting: int
     num_warm: int
     num_warm_kept: int
-    homes: list[RawHome]
-    grants: list[str]
-    num_leases: int
+    readiness: RawReadiness
 
 
 class _RawStatus(msgspec.Struct, array_like=True):
@@ -53,6 +51,7 @@ class _RawStatus(msgspec.Struct, array_like=True):
     is_returned: int
     measures: RawMeasures | None
     owner: RawTenant
+    readiness: RawReadiness | None
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +68,7 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     num_awaiting_input: int
     num_warm: int
     num_warm_kept: int
-    model_state: ModelState
-    ready_in_s: float | None
+    readiness: Readiness
 
 
 class Queue:
@@ -89,22 +87,20 @@ class Queue:
         names = (await self.tenants() if tenants else []) if isinstance(tenants, bool) else tenants
         raw = msgspec.msgpack.decode(await self._run_on_queue("stats"), type=_RawStats)
         measures = raw.measures
-        num_engines = measures.rooms[0]
-        model_state, ready_in_s = readiness(homes_of(raw.homes), raw.grants, num_engines, raw.num_leases)
+        model_readiness = readiness(raw.readiness, measures.rooms[0])
         return QueueSnapshot(
             model=self._keys.name,
             now_ms=measures.now_ms,
             paused_at=measures.paused_at_ms / 1000 if measures.paused_at_ms else None,
             default_band=raw.default_band,
-            state=queue_state(measures),
+            state=queue_state(measures, model_readiness),
             bands=measures.bands,
             tenants=await self._read_tenants(names),
             mean_output_tokens=raw.mean_output,
             num_awaiting_input=raw.num_awaiting,
             num_warm=raw.num_warm,
             num_warm_kept=raw.num_warm_kept,
-            model_state=model_state,
-            ready_in_s=ready_in_s,
+            readiness=model_readiness,
         )
 
     async def status(self, request_id: str) -> RequestStatus | None:
@@ -119,17 +115,21 @@ class Queue:
             return None
         with refusing_damage(request_id, "record"):
             raw = msgspec.msgpack.decode(reply, type=_RawStatus)
+        model_readiness = None
+        if raw.measures is not None and raw.readiness is not None:
+            model_readiness = readiness(raw.readiness, raw.measures.rooms[0])
         return RequestStatus(
             request_id=request_id,
             state=raw.state,
             tenant=raw.tenant,
             band=raw.band,
             position=raw.ahead if raw.ahead >= 0 else None,
-            estimated_start_s=_estimated_start_s(raw),
+            estimated_start_s=_estimated_start_s(raw, model_readiness),
             num_output_tokens=raw.count,
             num_attempts=raw.attempts,
             engine_id=raw.engine,
             deadline=raw.deadline_ms / 1000 if raw.deadline_ms else None,
+            readiness=model_readiness,
         )
 
     async def pause(self, *, put_back: bool, abort: bool = False) -> int:
@@ -248,8 +248,7 @@ def make_stats(snapshot: QueueSnapshot) -> QueueStats:
         num_warm_kept=snapshot.num_warm_kept,
         num_engines=state.num_engines,
         full_tokens_per_s=estimator.tokens_per_s,
-        model_state=snapshot.model_state,
-        ready_in_s=snapshot.ready_in_s,
+        readiness=snapshot.readiness,
     )
 
 
@@ -285,10 +284,10 @@ def _tenant_stats(snapshot: QueueSnapshot, estimator: Estimator) -> list[TenantS
     return sorted(tenants, key=lambda tenant: (-tenant.depth, tenant.tenant))
 
 
-def _estimated_start_s(raw: _RawStatus) -> float | None:
-    if raw.measures is None:
+def _estimated_start_s(raw: _RawStatus, model_readiness: Readiness | None) -> float | None:
+    if raw.measures is None or model_readiness is None:
         return None
-    estimator, now_ms = Estimator(queue_state(raw.measures)), raw.measures.now_ms
+    estimator, now_ms = Estimator(queue_state(raw.measures, model_readiness)), raw.measures.now_ms
     if raw.is_returned:
         return estimator.returned_s(raw.ahead)
     ((band, lane),) = raw.owner.lane_states(now_ms)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ..broker import LEASE_TTL_MS, DeadLetter, Demand, Homes, Queue, RequestFilter, RequestHistory
+from ..broker import DeadLetter, Demand, Homes, Queue, RequestFilter, RequestHistory
 from ..broker.ledger import DAY_S, Ledger, LedgerRow
 from ..broker.queue import QueueSnapshot, make_stats
 from ..broker.series import SeriesPoint, SeriesStore, summed_points
@@ -21,7 +21,6 @@ from ..queue.lifecycle import RequestEvent, RequestState, RequestSummary
 from ..queue.policy import QueuePolicy, TenantPolicy
 from ..queue.state import merged_state
 from ..queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
-from ..swap.views import SleepLevel
 from .layout import Layouts
 
 T = TypeVar("T")
@@ -101,14 +100,11 @@ class WholeHomes(Homes):
         super().__init__(connection, keys.model(model))
         self._parts = [Homes(connection, keys.model(model, number)) for number in range(num)]
 
-    async def renew(self, device: str, level: SleepLevel, wake_s: float, *, lease_ttl_ms: int = LEASE_TTL_MS) -> None:
-        await asyncio.gather(*(part.renew(device, level, wake_s, lease_ttl_ms=lease_ttl_ms) for part in self._parts))
-
-    async def leave(self, device: str) -> None:
-        await asyncio.gather(*(part.leave(device) for part in self._parts))
-
     async def demand(self) -> Demand:
         return summed_demand(await asyncio.gather(*(part.demand() for part in self._parts)))
+
+    async def _enter(self, *args: str | int) -> None:
+        await asyncio.gather(*(part._enter(*args) for part in self._parts))
 
 
 def summed_demand(parts: Sequence[Demand]) -> Demand:
@@ -189,9 +185,7 @@ def summed(snapshots: Sequence[QueueSnapshot]) -> QueueStats:
         num_warm_kept=_sum(parts, lambda part: part.num_warm_kept),
         num_engines=max(part.num_engines for part in parts),
         full_tokens_per_s=estimator.tokens_per_s,
-        # Every engine and every home serves all partitions.
-        model_state=first.model_state,
-        ready_in_s=first.ready_in_s,
+        readiness=first.readiness,
     )
 
 

@@ -10,8 +10,9 @@ script (ops/decisions/fairness.md) say who gets it:
     quotas     a tenant starts nothing sooner than its quotas allow
 
 Requests that are still to come take their part, too: ``_Shares`` plays the bands forward as fluids, with arrivals as
-in the last half minute at first, and as in the last five minutes later. Engines that have not begun are not known. An
-estimate is a mean, and no bound.
+in the last half minute at first, and as in the last five minutes later. While a model sleeps, one engine is expected at
+the time that its device has forecast (``shared/swap/forecast.py``). Other engines that have not begun are not known.
+An estimate is a mean, and no bound.
 
 The reasons, the measured error and the cost are in ops/decisions/wait_estimates.md.
 """
@@ -34,6 +35,8 @@ _STEP_S, _STEP_SHARE = 0.1, 0.03
 _MOST_SIZE = 4.0
 # Moments at which the age of a band's oldest request is computed.
 _HEAD_STEPS = 12
+# Sequences of an engine that has not started yet.
+_USUAL_SEQS = 64
 # Lanes of a band whose waits are computed; those of others are interpolated.
 _MAX_LANES = 12
 
@@ -56,6 +59,12 @@ class Estimator:
     """Waits in a queue, from one snapshot of it."""
 
     def __init__(self, state: QueueState) -> None:
+        # Until a sleeping model is awake, its engine counts as free, and the time until then is added.
+        self._is_asleep = not state.num_engines and state.readiness.in_s is not None
+        self._ready_in_s = 0.0
+        if self._is_asleep:
+            self._ready_in_s, num_seqs = state.readiness.in_s or 0.0, state.readiness.num_seqs or _USUAL_SEQS
+            state = msgspec.structs.replace(state, num_engines=1, num_seqs=num_seqs, num_free=num_seqs)
         self._state = state
         self._index = {band.band: level for level, band in enumerate(state.bands)}
         self._works = _works(state)
@@ -74,6 +83,8 @@ class Estimator:
     @property
     def tokens_per_s(self) -> float:
         """Tokens, prompts and ``max_tokens``, that engines serve if all slots are taken; 0 if that is unknown."""
+        if self._is_asleep:
+            return 0.0
         rates = [band.rates for band in self._state.bands]
         held_s = sum(one.held_s for one in rates) * self._state.held_share
         return self._num_slots * sum(one.tokens for one in rates) / held_s if held_s > 0 else 0.0
@@ -141,18 +152,21 @@ class Estimator:
         if not self._is_open:
             return None
         if num_ahead < self._state.num_free:
-            return 0.0
+            return self._ready_in_s
         if not self._works or not self._num_slots:
             return None
-        return (num_ahead + 1 - self._state.num_free) * _mean_held_s(self._state) / self._num_slots
+        return self._ready_in_s + (num_ahead + 1 - self._state.num_free) * _mean_held_s(self._state) / self._num_slots
 
     def _wait_s(self, level: int, needed_s: Callable[[float], float]) -> float | None:
         if not self._is_open:
             return None
         waiting = self._state.num_returned + sum(band.depth for band in self._state.bands[: level + 1])
         if max(1, waiting) <= self._state.num_free:
-            return 0.0
-        return self._shares.when(level, needed_s) if self._shares else None
+            return self._ready_in_s
+        if self._shares is None:
+            return self._ready_in_s if self._is_asleep else None
+        wait_s = self._shares.when(level, needed_s)
+        return None if wait_s is None else self._ready_in_s + wait_s
 
 
 class _Coming:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from .stats import Readiness
+
 # Arrivals continue at their recent rate for about this long.
 _LATELY_S = 30.0
 
@@ -97,6 +99,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
         held_share: time for which engines have held requests recently, divided by the part of claims that have ended.
             Above 1 while requests take longer than those that have ended so far.
         bands: the most urgent first.
+        readiness: when engines claim, if none does.
     """
 
     bands: Sequence[BandState]
@@ -109,6 +112,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
     num_seqs: int = 0
     num_free: float = 0.0
     held_share: float = 1.0
+    readiness: Readiness = Readiness()
 
 
 def merged_state(parts: Sequence[QueueState]) -> QueueState:
@@ -127,6 +131,8 @@ def merged_state(parts: Sequence[QueueState]) -> QueueState:
         num_engines=max(part.num_engines for part in parts),
         num_seqs=max(part.num_seqs for part in parts),
         num_free=max(part.num_free for part in parts),
+        # Every engine and every home serves all partitions.
+        readiness=parts[0].readiness,
         held_share=sum(number * share for number, share in shares) / sum(number for number, _ in shares)
         if shares
         else 1.0,

@@ -10,12 +10,31 @@ from .lifecycle import RequestState
 
 
 class ModelState(enum.StrEnum):
-    """State of a model, in the words of llama.cpp's router. It is loaded if an engine claims."""
+    """State of a model, in the words of llama.cpp's router. It is loaded if an engine claims.
+
+    It is broken if no engine is left, and every device has given it up.
+    """
 
     LOADED = "loaded"
     LOADING = "loading"
     ASLEEP = "asleep"
     UNLOADED = "unloaded"
+    BROKEN = "broken"
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """When a model can be served.
+
+    Args:
+        in_s: expected time until an engine claims: 0 while one does; None if none does, and no device may wake one.
+        num_seqs: requests that this engine will run at the same time; 0 if unknown.
+        error: why a broken model cannot be served; else empty.
+    """
+
+    state: ModelState = ModelState.UNLOADED
+    in_s: float | None = None
+    num_seqs: int = 0
+    error: str = ""
 
 
 class LaneStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +86,8 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
         oldest_age_s: age of the oldest request of tenants within their quotas.
         estimated_wait_s: estimated wait of a request that arrives now in the default band
             (``shared/queue/estimate.py``). Half of them wait for less, since tenants differ; of several partitions it
-            is the mean. None while the queue is paused, no engine claims, none has ended a request yet, or bands above
-            leave it nothing.
+            is the mean. While the model sleeps it includes the time until it is awake. None while the queue is paused,
+            no engine claims and none can be woken, none has ended a request yet, or bands above leave it nothing.
         requests_per_s: rate of ends in the last half minute or so, with ``tokens_per_s`` (prompts and ``max_tokens``);
             both fall to zero while nothing is served.
         tenants: empty unless requested.
@@ -77,9 +96,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
             them went to that engine.
         num_engines: live engines that claim.
         full_tokens_per_s: ``tokens_per_s`` if all of these engines were full; 0 while unknown.
-        model_state: whether engines of the model claim.
-        ready_in_s: time until one could claim if a device woke it now: 0 while one claims; None if none does, and no
-            device may wake one.
+        readiness: whether engines of the model claim, and when they will.
     """
 
     model: str
@@ -100,8 +117,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     num_warm_kept: int = 0
     num_engines: int = 0
     full_tokens_per_s: float = 0.0
-    model_state: ModelState = ModelState.UNLOADED
-    ready_in_s: float | None = None
+    readiness: Readiness = Readiness()
 
     @property
     def is_paused(self) -> bool:
@@ -124,6 +140,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
         num_attempts: number of claims so far.
         deadline: Unix time in seconds at which it expires; None without one.
         num_engines: that serve its model, or start to; with 0 it waits until one does. None where nobody has counted.
+        readiness: when its model can be served; None if the request does not wait.
     """
 
     request_id: str
@@ -137,3 +154,4 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     engine_id: str
     deadline: float | None
     num_engines: int | None = None
+    readiness: Readiness | None = None

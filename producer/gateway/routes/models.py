@@ -25,7 +25,7 @@ Capability = Literal["chat", "completions", "embeddings", "reasoning", "structur
 
 
 class ModelStatus(msgspec.Struct):
-    """State of a model, as llama.cpp's router names it: "loaded", "loading", "asleep" or "unloaded"."""
+    """State of a model, as llama.cpp's router names it: "loaded", "loading", "asleep", "unloaded" or "broken"."""
 
     value: ModelState
 
@@ -38,6 +38,7 @@ class Model(msgspec.Struct, kw_only=True):
     its model. ``context_length`` and ``max_output_tokens`` are the same limit under the names that agents read, since
     prompt and output share it. ``capabilities`` are names of what its requests may use. ``estimated_ready_s`` is 0
     while an engine claims, and null if no device may wake one. It and ``status`` are null if Redis does not answer.
+    ``error`` says why a broken model cannot be served; it is null for others.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Model(msgspec.Struct, kw_only=True):
     capabilities: list[Capability]
     status: ModelStatus | None
     estimated_ready_s: float | None
+    error: str | None
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -161,8 +163,13 @@ def _adapter(record: AdapterRecord, card: ModelCard, stats: QueueStats | None) -
 
 def _readiness(stats: QueueStats | None) -> dict[str, Any]:
     if stats is None:
-        return {"status": None, "estimated_ready_s": None}
-    return {"status": ModelStatus(stats.model_state), "estimated_ready_s": stats.ready_in_s}
+        return {"status": None, "estimated_ready_s": None, "error": None}
+    readiness = stats.readiness
+    return {
+        "status": ModelStatus(readiness.state),
+        "estimated_ready_s": readiness.in_s,
+        "error": readiness.error or None,
+    }
 
 
 def _limits(card: ModelCard) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import pytest
 
 from penstock.shared.broker import UNSERVED, Broker, Demand, EngineCapacity, GrantReply, Homes, Queue
 from penstock.shared.connection import CommandConnection, Subscriber
+from penstock.shared.errors import ModelBrokenError, ModelTooLargeError
 from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.queue.policy import TenantPolicy
+from penstock.shared.queue.stats import ModelState
 from penstock.shared.swap.views import SleepLevel, SwapOptions
 
 from ..conftest import LONG_MS
@@ -179,3 +181,81 @@ async def test_one_of_many_homes_is_granted(homes: Homes) -> None:
         await enter(homes, device)
     grants = await asyncio.gather(*(homes.request_grant(device, 1.0) for device in devices))
     assert sum(grant.is_granted for grant in grants) == 1
+
+
+TOO_LARGE = ModelTooLargeError("m needs 41 GiB, device d0 has 36 GiB; lower max_model_len to 4096")
+
+
+async def give_up(homes: Homes, device: str) -> None:
+    await homes.renew(device, DISK, 1.0, error=TOO_LARGE, lease_ttl_ms=LONG_MS)
+
+
+async def test_requests_end_when_every_device_has_given_the_model_up(
+    broker: Broker, homes: Homes, queue: Queue
+) -> None:
+    await enter(homes, "d0")
+    await enter(homes, "d1", level=DISK)
+    await enqueue(broker, "returned", "waiting", band="batch")
+    await enqueue(broker, "urgent", tenant="other", fail_fast=True)
+    (claim,) = await take(broker, "e0", 1)
+    await broker.release([held(claim.request_id)])
+    await give_up(homes, "d0")
+    ids = ("returned", "waiting", "urgent")
+    assert [await broker.state(request_id) for request_id in ids] == [RequestState.QUEUED] * 3  # e0 lives
+    await die(broker, "e0", external=True)
+    await give_up(homes, "d0")
+    assert [await broker.state(request_id) for request_id in ids] == [RequestState.QUEUED] * 3  # d1 may wake it
+    await give_up(homes, "d1")
+    assert [await broker.state(request_id) for request_id in ids] == [RequestState.FAILED] * 3
+    stats = await queue.stats()
+    assert (stats.depth, stats.readiness.state, stats.readiness.error) == (0, ModelState.BROKEN, str(TOO_LARGE))
+    assert (await homes.demand()).homes[0].error == f"model_too_large {TOO_LARGE}"
+
+
+async def test_a_model_that_was_given_up_refuses_requests_until_a_device_may_wake_it(
+    broker: Broker, homes: Homes
+) -> None:
+    await homes.renew("d0", DISK, 1.0, error=ModelBrokenError("no file"), lease_ttl_ms=LONG_MS)
+    with pytest.raises(ModelBrokenError, match=r"^no file$"):
+        await enqueue(broker, "early")
+    await enter(homes, "d1")
+    await enqueue(broker, "a", fail_fast=True)
+    await homes.renew("d2", DISK, 9.0, lease_ttl_ms=LONG_MS)
+    assert (await homes.request_grant("d2", 9.0, patience_s=1e6)).reply is GrantReply.LATER
+    await give_up(homes, "d1")
+    assert (await homes.request_grant("d2", 9.0, patience_s=1e6)).is_granted  # the cheaper homes have given it up
+    assert await broker.state("a") is RequestState.QUEUED
+    await homes.leave("d2")
+    await give_up(homes, "d1")
+    assert await broker.state("a") is RequestState.FAILED
+    await enter(homes, "d0", level=DISK)
+    await enqueue(broker, "late", fail_fast=True)
+    await homes.leave("d0")
+    assert await broker.state("late") is RequestState.FAILED
+    with pytest.raises(ModelTooLargeError, match="lower max_model_len to 4096"):
+        await enqueue(broker, "after")
+
+
+async def test_a_request_for_a_sleeping_model_starts_when_a_device_is_expected_to_wake_it(
+    broker: Broker, homes: Homes, queue: Queue
+) -> None:
+    await enqueue(broker, "a", "b", "c")
+
+    async def starts() -> list[float | None]:
+        statuses = [await queue.status(request_id) for request_id in ("a", "b", "c")]
+        return [None if one is None else one.estimated_start_s for one in statuses]
+
+    assert await starts() == [None] * 3
+    await enter(homes, "d0", 9.0, DISK)
+    assert await starts() == [9.0] * 3  # without a forecast, as long as it takes to wake
+    await homes.renew("d1", ASLEEP, 1.0, ready_in_s=LONG_MS / 1000, num_seqs=2, lease_ttl_ms=LONG_MS)
+    assert await starts() == [9.0] * 3
+    await homes.renew("d0", ASLEEP, 9.0, ready_in_s=0.0, num_seqs=2, lease_ttl_ms=LONG_MS)
+    assert await starts() == [9.0] * 3  # the forecast is older than these requests
+    assert (await homes.request_grant("d0", 9.0, waited_s=1e6, lease_ttl_ms=LONG_MS)).is_granted
+    assert await starts() == [0.0] * 3
+    status = await queue.status("a")
+    assert status is not None
+    assert status.readiness is not None
+    assert (status.readiness.state, status.readiness.num_seqs) == (ModelState.LOADING, 2)
+    assert (await queue.stats()).estimated_wait_s == 0.0

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
+from openai import AsyncOpenAI, InternalServerError
 
 from penstock.producer import Client
-from penstock.producer.gateway.place import POSITION_HEADER, START_HEADER, Place
+from penstock.producer.gateway.place import POSITION_HEADER, START_HEADER, STATE_HEADER, Place
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.sse import COMMENT
-from penstock.shared.broker import Broker, EngineCapacity
+from penstock.shared.broker import Broker, EngineCapacity, Homes
+from penstock.shared.connection import CommandConnection
+from penstock.shared.errors import ModelTooLargeError
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.queue.stats import RequestStatus
+from penstock.shared.queue.stats import ModelState, RequestStatus
+from penstock.shared.swap.views import SleepLevel
 
+from ..conftest import LONG_MS
 from .harness import claim_one, serve_gateway, until, write
 
-MESSAGES = [{"role": "user", "content": "hi"}]
+MESSAGES: Any = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "m", "messages": MESSAGES, "n": 2},
     "/v1/completions": {"model": "m", "prompt": ["hi", "ho"]},
@@ -54,8 +61,11 @@ async def texts(deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
 
 def comment_of(status: RequestStatus) -> bytes:
     assert status.position is not None
+    assert status.readiness is not None
     start = "" if status.estimated_start_s is None else f" {START_HEADER}={status.estimated_start_s:.1f}"
-    return f": {POSITION_HEADER}={status.position}{start}\n".encode()
+    state = status.readiness.state
+    words = f": model m is not loaded, position {status.position}\n" if state is ModelState.UNLOADED else ""
+    return f": {POSITION_HEADER}={status.position} {STATE_HEADER}={state}{start}\n{words}".encode()
 
 
 async def test_comments_follow_the_queue_until_the_start(
@@ -66,7 +76,8 @@ async def test_comments_follow_the_queue_until_the_start(
     place = Place(client, None, "own", wait_s=0.001, every_s=0.01)
     pieces = place.around(texts((await client.handle("own")).stream()))
     assert await anext(pieces) == comment_of(statuses[-1])
-    assert place.headers == {POSITION_HEADER: "3"}  # no engine has claimed yet, so the start is unknown
+    # No engine has claimed yet, so the start is unknown.
+    assert place.headers == {POSITION_HEADER: "3", STATE_HEADER: "unloaded"}
     for num_ahead in (2, 1, 0):
         await write(broker, await claim_one(broker), 0, 72, 105, end=FinishReason.STOP)
         while statuses[-1].position != num_ahead:
@@ -82,7 +93,7 @@ async def test_comments_follow_the_queue_until_the_start(
     await write(broker, claim, 0, 72, 105, end=FinishReason.STOP)
     assert [await reading, *[piece async for piece in pieces]] == [b"Hi"]
     assert len(statuses) == num_read
-    assert place.headers == {POSITION_HEADER: "3"}
+    assert place.headers == {POSITION_HEADER: "3", STATE_HEADER: "unloaded"}
 
 
 async def test_a_request_that_is_unknown_yet_is_asked_for_again(client: Client, broker: Broker) -> None:
@@ -97,7 +108,7 @@ async def test_a_request_that_is_unknown_yet_is_asked_for_again(client: Client, 
     pieces = place.around(late())
     assert (await anext(pieces), place.headers) == (COMMENT, {})
     await client.submit("hi", request_id="own")
-    assert await anext(pieces) == f": {POSITION_HEADER}=1\n".encode()
+    assert (await anext(pieces)).startswith(f": {POSITION_HEADER}=1 ".encode())
     release.set()
     assert [piece async for piece in pieces if not piece.startswith(b":")] == [b"x"]
 
@@ -136,7 +147,7 @@ async def test_accepted_requests_have_their_place(
             await asyncio.sleep(0.005)
         answer = await asking
     assert (answer.status_code, answer.headers[POSITION_HEADER]) == (200, "1")
-    assert (f": {POSITION_HEADER}=1\n" in answer.text) == stream
+    assert (f": {POSITION_HEADER}=1 " in answer.text) == stream
     assert "Hi" in answer.text
 
 
@@ -152,3 +163,64 @@ async def test_a_request_that_starts_at_once_costs_no_call(
             assert "Hi" in answer.text
             assert POSITION_HEADER not in answer.headers
     assert statuses == []
+
+
+@asynccontextmanager
+async def openai_of(**settings: Any) -> AsyncIterator[tuple[AsyncOpenAI, httpx.AsyncClient]]:
+    """Serve the gateway in this process, to the `openai` package and to a client that reads bytes."""
+    async with serve_gateway(**settings) as http:
+        transport: Any = http  # the package may have another version of httpx
+        yield AsyncOpenAI(base_url="http://gateway/v1", api_key="any", max_retries=0, http_client=transport), http
+
+
+async def test_clients_of_openai_wait_for_a_sleeping_model(
+    client: Client,
+    broker: Broker,
+    commands: CommandConnection,
+    statuses: list[RequestStatus],
+    deployment: dict[str, str],
+) -> None:
+    """Its state, start and position are in headers and comments; the text is as if it had been loaded."""
+    homes = Homes(commands, broker.keys)
+    await homes.renew("gpu0", SleepLevel.HOST_MEMORY, 2.0, ready_in_s=0.0, num_seqs=8, lease_ttl_ms=LONG_MS)
+    body: dict[str, Any] = {"model": "m", "messages": MESSAGES, "stream": True}
+    async with openai_of(**deployment, status_wait_s=0.01, keep_alive_s=0.02) as (openai, http):
+        asking = asyncio.ensure_future(openai.chat.completions.create(**body))
+        reading = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
+
+        async def have_asked() -> bool:
+            return len({status.request_id for status in statuses}) == 2
+
+        await until(have_asked)
+        for claim in (await broker.claim("e0", EngineCapacity(max_num_seqs=8))).claims:
+            await write(broker, claim, 0, 72, 105, end=FinishReason.STOP)
+        stream = await asking
+        assert stream.response.headers[STATE_HEADER] == "asleep"
+        assert stream.response.headers[START_HEADER] == "2.0"
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Hi"
+        assert ": model m is asleep, about 2 s, position " in (await reading).text
+
+
+async def test_clients_of_openai_hear_why_a_model_cannot_be_served(
+    client: Client, broker: Broker, commands: CommandConnection, deployment: dict[str, str]
+) -> None:
+    homes = Homes(commands, broker.keys)
+    error = ModelTooLargeError("m needs 41 GiB, device gpu0 has 36 GiB; lower max_model_len to 4096")
+
+    async def is_waiting() -> bool:
+        return (await client.queue_stats()).depth > 0
+
+    async with openai_of(**deployment) as (openai, _):
+        waiting = asyncio.ensure_future(openai.chat.completions.create(model="m", messages=MESSAGES))
+        await until(is_waiting)
+        await homes.renew("gpu0", SleepLevel.DISK, 2.0, error=error, lease_ttl_ms=LONG_MS)
+        calls = (
+            waiting,
+            openai.chat.completions.create(model="m", messages=MESSAGES),
+            openai.chat.completions.create(model="m", messages=MESSAGES, stream=True),
+        )
+        for call in calls:
+            with pytest.raises(InternalServerError) as refusal:
+                await call
+            assert (refusal.value.status_code, refusal.value.code) == (503, "model_too_large")
+            assert str(error) in refusal.value.message

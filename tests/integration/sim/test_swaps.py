@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import pytest
 
 from penstock.ops.cli import main
+from penstock.ops.sim.measures import Note
 from penstock.ops.sim.reports.figures import Figures
 from penstock.ops.sim.reports.report import make_report
 from penstock.ops.sim.reports.rules import with_rule
 from penstock.ops.sim.scenario import Engines, Scenario, Speed, SwapRule, Swaps, Tenants
 from penstock.ops.sim.shapes import Constant, Fixed
 from penstock.ops.sim.simulation import Simulated, simulate
+from penstock.ops.sim.world import Partition
+from penstock.shared.queue.stats import ModelState
 from penstock.shared.swap.rule import Reason
 from penstock.shared.swap.views import SwapOptions
 
@@ -76,6 +80,33 @@ def test_other_rules_starve_the_cold_model_or_drain_for_it(redis_url: str, names
     shares = {rule: figures.swaps[0].share for rule, figures in by_rule.items()}
     assert min(shares[SwapRule.FIRST_COME], shares[SwapRule.STANDING]) > 10 * shares[SwapRule.LLAMA_SWAP]
     assert served(by_rule[SwapRule.FIRST_COME])["cold"] < served(by_rule[SwapRule.STANDING])["cold"]
+
+
+def test_starts_of_sleeping_models_are_estimated_within_a_factor_of_two(redis_url: str, namespace: str) -> None:
+    """Of requests after the first turns. Other arrivals may come before them, so an estimate is a mean."""
+    groups = [
+        msgspec.structs.replace(HOT, name=name, model=name, arrivals=Constant(per_s=2.5)) for name in ENGINES.models
+    ]
+    scenario = msgspec.structs.replace(SCENARIO, tenants=groups)
+    asked: list[tuple[Note, float | None]] = []
+
+    def ask(partition: Partition, note: Note) -> None:
+        status = partition.do(partition.queue.status(note.request_id))
+        assert status is not None
+        is_asleep = status.readiness is not None and status.readiness.state is not ModelState.LOADED
+        if is_asleep and 20 < note.arrived_s < 40:
+            asked.append((note, status.estimated_start_s))
+
+    simulate(redis_url, scenario, namespace, ask)
+    ratios = [
+        max(1.0, estimate_s) / max(1.0, note.claimed_s - note.arrived_s)
+        for note, estimate_s in asked
+        if note.claimed_s is not None and estimate_s is not None
+    ]
+    assert len(ratios) > 30
+    assert len(ratios) > 0.95 * len(asked)
+    assert sum(0.5 <= ratio <= 2 for ratio in ratios) > 0.75 * len(ratios)
+    assert 0.8 < median(ratios) < 1.25
 
 
 def test_the_same_scenario_gives_the_same(redis_url: str, namespace: str) -> None:

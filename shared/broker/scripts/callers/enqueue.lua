@@ -22,7 +22,8 @@
 -- that already has this id: the caller attaches to it. A repeated call is 'new' again. {'conflict', field}: the request
 -- with this id differs in a field, and the caller must not attach to it. 'relaid': this partition has another layout.
 -- 'left': the tenant has another partition. Other refusals are lists: {'unknown_band', names}, {'queue_full', scope,
--- unit, limit, retry_after_ms} or {'over_quota', quota, limit, retry_after_ms}.
+-- unit, limit, retry_after_ms}, {'over_quota', quota, limit, retry_after_ms}, or {'given_up', error}: every device has
+-- given the model up (homes.lua).
 local prefix, queue, answers = ARGV[1], ARGV[1] .. 'queue', {}
 -- Time to live of the marks of an engine, in case a damaged record leaves one behind.
 local WARM_FOR_TTL_MS = 600000
@@ -117,6 +118,12 @@ local is_served_now
 local function has_engine()
   if is_served_now == nil then is_served_now = is_served(prefix) end
   return is_served_now
+end
+
+local home_error_now
+local function model_error()
+  if home_error_now == nil then home_error_now = given_up(prefix) or false end
+  return home_error_now
 end
 
 local function append_all(list, ...)
@@ -227,6 +234,8 @@ local function decide(request, payload)
   if may_have_left and not stays(tenant) then return 'left' end
   if band == '' then band = queue_policy(prefix).default_band end
   if not has_band(prefix, band) then return {'unknown_band', table.concat(queue_policy(prefix).bands, ', ')} end
+  local home_error = model_error()
+  if home_error then return {'given_up', home_error} end
   if fail_fast and not has_engine() then return 'unserved' end
   local policy, tokens = tenant_policy(prefix, tenant), prompt + most
   local refusal = refusal_if_full('model', queue, queue_policy(prefix), tokens)

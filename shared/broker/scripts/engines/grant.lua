@@ -21,7 +21,7 @@ local num_engines = num_awake(prefix) + redis.call('ZCARD', grants)
 if num_engines >= tonumber(ARGV[5]) then return {'elsewhere', 0} end
 local cheapest_ms, cheapest = wake_ms, device
 for _, home in ipairs(live_homes(prefix)) do
-  local is_asleep = home[2] > 0 and not redis.call('ZSCORE', grants, home[1])
+  local is_asleep = home[2] > 0 and home[6] == '' and not redis.call('ZSCORE', grants, home[1])
   if home[1] ~= device and is_asleep and home[3] < cheapest_ms then cheapest_ms, cheapest = home[3], home[1] end
 end
 local later_ms = wake_ms - cheapest_ms + tonumber(ARGV[6])

@@ -172,7 +172,8 @@ keep_fields('queue', {credit = is_number, depth = is_integer, tokens = is_intege
   num_awaiting = is_count, ended = is_count, ended_seen = is_count, entered = is_count, rate = is_rate})
 keep_fields('rooms', parse_capacity)
 keep_fields('reaper', is_count)
-keep_fields('home_states', function(state) return string.find(state, '^[0-3] %d+$') end)
+keep_fields('home_states', function(state) return string.find(state, '^[0-3] %d+ ?%d* ?%d*$') end)
+keep_fields('home_errors', function(home_error) return string.find(home_error, '^model_[a-z_]+ ') end)
 repair_policies()
 for _, band in ipairs(queue_policy(prefix).bands) do
   for _, kind in ipairs({'ready:', 'heads:', 'idle:'}) do require_type(kind .. band, 'zset') end

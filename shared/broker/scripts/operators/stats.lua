@@ -1,11 +1,8 @@
 -- uses: measures, homes
 -- Return the statistics of a model's queue. KEYS: leases. ARGV: prefix. Returns a msgpack array: its measurements
 -- (measures.lua), mean output tokens, the default band, the number of requests that await input; the number of requests
--- that were warm for an engine, and of those that went to it; the homes of the model (homes.lua), the devices that wake
--- it, and its engines with a lease.
+-- that were warm for an engine, and of those that went to it; and what may serve it (readiness of homes.lua).
 local prefix = ARGV[1]
 local sums = fields(prefix .. 'queue', 'mean_output', 'num_awaiting', 'warm', 'warm_kept')
 return cmsgpack.pack({measures(prefix), count_of(sums.mean_output), queue_policy(prefix).default_band,
-  count_of(sums.num_awaiting), count_of(sums.warm), count_of(sums.warm_kept), live_homes(prefix),
-  redis.call('ZRANGEBYSCORE', prefix .. 'grants', now_ms(), '+inf', 'LIMIT', 0, MAX_HOMES),
-  redis.call('ZCOUNT', prefix .. 'leases', now_ms(), '+inf')})
+  count_of(sums.num_awaiting), count_of(sums.warm), count_of(sums.warm_kept), readiness(prefix)})

@@ -1,10 +1,10 @@
--- uses: measures
+-- uses: measures, homes
 -- Return the state of a request. KEYS: request. ARGV: prefix, id. Returns nil if it is unknown, else a msgpack array:
 -- state, tenant, band, output tokens, claims so far, engine ('' if none), deadline (ms, 0 without one), requests before
 -- it in its line (-1 if it does not wait; an upper bound, since some may have been cancelled), whether that line is of
 -- requests that were claimed before; if it waits, the measurements of the queue (measures.lua), else nil; and its
 -- tenant: running requests, ms at which its quotas are checked again (as in tenant_stats.lua), weight and quotas, and
--- its lane as there.
+-- its lane as there. If it waits, also what may serve the model (readiness of homes.lua), else nil.
 local prefix, id = ARGV[1], ARGV[2]
 local request = fields_of(KEYS[1], 'state', 'tenant', 'band', 'count', 'attempts', 'engine', 'deadline', 'entry',
   'line', 'number')
@@ -32,4 +32,5 @@ local lane = {band, count_of(own), count_of(tokens), tonumber(redis.call('ZSCORE
   tonumber(redis.call('ZSCORE', prefix .. 'ready:' .. band, tenant) or -1)}
 return cmsgpack.pack({request.state, tenant, band, whole(request.count) or 0, whole(request.attempts) or 0, request.engine or '',
   whole(request.deadline) or 0, ahead, LINES[request.line] and 1 or 0, ahead >= 0 and measures(prefix, band) or cjson.null,
-  {tenant, num_started(prefix, tenant), blocked_until(prefix, tenant), limits_of(prefix, tenant), {lane}}})
+  {tenant, num_started(prefix, tenant), blocked_until(prefix, tenant), limits_of(prefix, tenant), {lane}},
+  ahead >= 0 and readiness(prefix) or cjson.null})

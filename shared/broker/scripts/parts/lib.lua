@@ -122,11 +122,23 @@ function marks.cut_leases(prefix, kind)
   if longest_ms > 0 then marks.cut_all(prefix .. kind, longest_ms) end
 end
 
--- Whether any engine holds a lease, or a device could wake one (homes.lua).
+-- Return whether any engine holds a lease, or a device could wake one (homes.lua). If not, return also the error of a
+-- device that has given the model up.
+local MAX_HOMES = 256
 local function is_served(prefix)
-  for _, kind in ipairs({'leases', 'homes'}) do
-    marks.cut_leases(prefix, kind)
-    if redis.call('ZCOUNT', prefix .. kind, now_ms(), '+inf') > 0 then return true end
+  for _, kind in ipairs({'leases', 'homes'}) do marks.cut_leases(prefix, kind) end
+  if redis.call('ZCOUNT', prefix .. 'leases', now_ms(), '+inf') > 0 then return true end
+  local last_error
+  for _, device in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'homes', now_ms(), '+inf', 'LIMIT', 0, MAX_HOMES)) do
+    last_error = redis.call('HGET', prefix .. 'home_errors', device)
+    if not last_error then return true end
   end
-  return false
+  return false, last_error
+end
+
+-- Return code and message of the error of requests for a model that no engine serves, and that every device has given
+-- up; nil for another model.
+local function given_up(prefix)
+  if redis.call('EXISTS', prefix .. 'home_errors') == 0 then return nil end
+  return (select(2, is_served(prefix)))
 end

@@ -156,6 +156,28 @@ local function end_request(prefix, id, state, reason, code, message, cause)
   count_end(prefix, state)
 end
 
+-- End the requests of a lane by end_one, which gets the id of each, at most this many. Returns how many.
+local function end_lane(prefix, tenant, band, most, end_one)
+  local num_ended = 0
+  while num_ended < most do
+    local head = redis.call('XRANGE', lane_key(prefix, band, tenant), '-', '+', 'COUNT', 1)[1]
+    if not head then break end
+    local entry, content = unpack(head)
+    local id = content[1] == 'id' and content[2]
+    local standing = id and standing_of(prefix, id, entry)
+    if standing == 'lost' then mend_request(prefix, id, {tenant = tenant, band = band, entry = entry}) end
+    if standing and standing ~= 'stray' then
+      end_one(id)
+      num_ended = num_ended + 1
+    end
+    -- Still there if something else wrote it, or its record names another lane.
+    if redis.call('XRANGE', lane_key(prefix, band, tenant), entry, entry)[1] then
+      drop_entry(prefix, entry, tenant, band)
+    end
+  end
+  return num_ended
+end
+
 -- Tell the engine that runs a request, if any, to stop computing it.
 local function tell_engine(prefix, engine, id)
   if engine then redis.call('PUBLISH', prefix .. 'engine:' .. engine .. ':commands', cmsgpack.pack({'cancel', id})) end

@@ -120,6 +120,8 @@ class ExpectedQueue:
         self.leases: set[str] = set()
         # Devices that may wake the model, with their level, and those that wake it now.
         self.homes: dict[str, int] = {}
+        # Homes that have given the model up.
+        self.broken_homes: set[str] = set()
         self.grants: set[str] = set()
         # Engines whose last claim left room. They may have been woken since; their next claim tells.
         self.vacant: set[str] = set()
@@ -214,8 +216,22 @@ class ExpectedQueue:
             request.end_from_outside(RequestState.EXPIRED)
         return len(due)
 
+    @property
+    def is_served(self) -> bool:
+        return bool(self.leases or self.homes.keys() - self.broken_homes)
+
+    @property
+    def is_given_up(self) -> bool:
+        return bool(self.broken_homes) and not self.is_served
+
+    def end_given_up(self) -> None:
+        """A home has given the model up: all that waits ends, if no other home is left."""
+        for request in self.requests.values():
+            if self.is_given_up and request.state is RequestState.QUEUED:
+                request.end_from_outside(RequestState.FAILED)
+
     def end_unserved(self) -> None:
-        if self.leases or self.homes:
+        if self.is_served:
             return
         for request in self.requests.values():
             if request.fail_fast and request.alive:

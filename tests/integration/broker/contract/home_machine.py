@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from penstock.shared.broker import GrantReply, Homes
+from penstock.shared.errors import ModelBrokenError
 from penstock.shared.swap.views import SleepLevel
 
 from .claim_machine import LEASE_MS
@@ -27,8 +28,18 @@ class HomeMachine(InputMachine):
     def renew_home(self, device: str, level: SleepLevel) -> None:
         self.do(self.homes.renew(device, level, WAKE_S[device], lease_ttl_ms=LEASE_MS))
         self.expected.homes[device] = int(level)
+        self.expected.broken_homes.discard(device)
         if level is SleepLevel.AWAKE:
             self.expected.grants.discard(device)
+
+    @rule(device=DEVICES)
+    def give_up(self, device: str) -> None:
+        """A device cannot load the model."""
+        error = ModelBrokenError("no file")
+        self.do(self.homes.renew(device, SleepLevel.DISK, WAKE_S[device], error=error, lease_ttl_ms=LEASE_MS))
+        self.expected.homes[device] = int(SleepLevel.DISK)
+        self.expected.broken_homes.add(device)
+        self.expected.end_given_up()
 
     @rule(device=DEVICES)
     def leave_home(self, device: str) -> None:
@@ -48,6 +59,7 @@ class HomeMachine(InputMachine):
 
     def _forget_home(self, device: str) -> None:
         self.expected.homes.pop(device, None)
+        self.expected.broken_homes.discard(device)
         self.expected.grants.discard(device)
         self.expected.end_unserved()
 
@@ -63,7 +75,8 @@ class HomeMachine(InputMachine):
             )
         )
         num_awake = sum(level == SleepLevel.AWAKE for level in expected.homes.values())
-        is_cheaper_free = device == "d1" and expected.homes.get("d0", 0) > 0 and "d0" not in expected.grants
+        is_d0_free = expected.homes.get("d0", 0) > 0 and not {"d0"} & (expected.grants | expected.broken_homes)
+        is_cheaper_free = device == "d1" and is_d0_free
         if device in expected.grants:
             assert grant.is_granted
         elif max(len(expected.rooms), num_awake) + len(expected.grants) >= num_engines:

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.shared.broker import Broker, DeadLetter, Homes, Queue
 from penstock.shared.connection import CommandConnection
+from penstock.shared.errors import ModelBrokenError
 from penstock.shared.keys import Keys
 from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
 from penstock.shared.swap.views import SleepLevel
@@ -50,6 +51,7 @@ class Scene:
         await self.broker.release([held("handed", 1)])
         await enqueue(self.broker, "waiting", fail_fast=True, **self.options)
         await self.homes.renew("d0", SleepLevel.DISK, 1.0, lease_ttl_ms=600_000)
+        await self.homes.renew("d2", SleepLevel.DISK, 1.0, error=ModelBrokenError("no file"), lease_ttl_ms=600_000)
         await self.homes.request_grant("d0", 1.0, num_engines=2, lease_ttl_ms=600_000)
         await self.broker.reap(CAUSE, max_deliveries=3)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from penstock.producer import Client
 from penstock.shared.broker import Broker, EngineCapacity, Homes
 from penstock.shared.connection import CommandConnection
+from penstock.shared.errors import ModelBrokenError
 from penstock.shared.swap.views import SleepLevel
 
 from ....adapter_folder import write_adapter
@@ -26,6 +27,10 @@ async def test_a_model_has_the_state_of_its_engines_and_devices(
             return model["status"]["value"], model["estimated_ready_s"]
 
         assert await read() == ("unloaded", None)
+        broken = ModelBrokenError("m.safetensors is cut off; download it again")
+        await homes.renew("gpu0", SleepLevel.DISK, 7.5, error=broken, lease_ttl_ms=LONG_MS)
+        assert await read() == ("broken", None)
+        assert (await http.get("/v1/models/m")).json()["error"] == str(broken)
         await homes.renew("gpu0", SleepLevel.DISK, 7.5, lease_ttl_ms=LONG_MS)
         assert await read() == ("unloaded", 7.5)
         await homes.renew("gpu1", SleepLevel.HOST_MEMORY, 1.5, lease_ttl_ms=LONG_MS)
