@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .correctness import check_correctness, check_engine
-from .engine import PartFailedError, lack_gpus, measure_engine, measure_rival, measure_variant
+from .engine import PartFailedError, lack_gpus, measure_engine, measure_rival, measure_sleep, measure_variant
 from .goals import add_shares, find_goals
 from .kernel_times import time_kernels
 from .plan import ROOT, Plan, full_plan, quick_plan
@@ -32,6 +32,7 @@ _NEEDS = {
     "engine-tests": {*NEEDED, *TESTS_NEED},
     "kernels": {"torch", "triton"},
     "engine": {*NEEDED},
+    "sleep": {*NEEDED},
     "transformers": {"torch", "transformers", "tokenizers", "psutil"},
 }
 Part = Callable[[Path, float], dict[str, Any]]
@@ -86,6 +87,7 @@ def _parts_by_worth(plan: Plan, engine_options: tuple[str, ...], num_gpus: int) 
         parts["engine-tests"] = partial(check_engine, plan)
     parts["kernels"] = partial(time_kernels, plan)
     parts |= {f"engine {shape}": partial(measure_engine, shape, engine_options, plan) for shape in plan.shapes}
+    parts[f"sleep {plan.shapes[-1]}"] = partial(measure_sleep, plan.shapes[-1], plan)
     parts |= {f"transformers {shape}": partial(measure_rival, shape, plan) for shape in plan.shapes}
     for variant in plan.variants:
         measure = partial(measure_variant, variant, engine_options, plan)

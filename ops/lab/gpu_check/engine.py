@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .figures import decode_figures, prefill_figures, serving_figures
+from .figures import decode_figures, prefill_figures, serving_figures, sleep_figures
 from .plan import ROOT, Plan, Variant
 from .program import Ended, run_program
 from .shape import Shape
@@ -64,6 +64,25 @@ def measure_variant(
         # Of the bandwidth of all of them.
         row["bytes_per_step"] /= variant.num_gpus
     return {"error": ended.error or None, "options": options, **figures}
+
+
+def measure_sleep(shape: str, plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
+    """Put an engine to sleep and wake it, many times at each level.
+
+    Raises:
+        PartFailedError: no level ended in time.
+    """
+    started = time.monotonic()
+    folder, output = _model_folder(shape, plan, scratch, limit_s), scratch / f"sleep-{shape}.out.json"
+    command = [sys.executable, "-m", "penstock.ops.lab.gpu_check.sleep_times", "--model", str(folder)]
+    command += ["--device", plan.device, "--cycles", str(plan.num_sleeps)]
+    command += ["--max-model-len", str(plan.max_model_len), "--output", str(output)]
+    output.unlink(missing_ok=True)
+    ended = run_program(command, output.with_suffix(".log"), limit_s - (time.monotonic() - started))
+    if not output.exists():
+        raise PartFailedError(ended.error or "it wrote no result")
+    levels = [sleep_figures(level) for level in json.loads(output.read_text())["levels"]]
+    return {"error": ended.error or None, "levels": levels}
 
 
 def lack_gpus(variant: Variant, scratch: Path, limit_s: float) -> dict[str, Any]:

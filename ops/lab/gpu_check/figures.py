@@ -75,3 +75,19 @@ def _host_share(steps: list[list[Any]], batch: int, ms_per_step: float) -> float
 
 def _padded(step: list[Any]) -> list[Any]:
     return [*step, *[0] * (7 - len(step))]
+
+
+def sleep_figures(level: dict[str, Any]) -> dict[str, Any]:
+    """Return the median times of a level, and the memory of a sleeping engine after the second and the last cycle."""
+    cycles = level["cycles"]
+    medians = {name: statistics.median(row[name] for row in cycles) for name in ("sleep_s", "wake_s", "first_s")}
+    asleep = [row["asleep_bytes"] for row in cycles]
+    growth = asleep[-1] / asleep[min(1, len(asleep) - 1)] - 1
+    return {
+        "level": level["level"],
+        "is_same": level["is_same"],
+        "num_cycles": len(cycles),
+        "asleep_bytes": asleep[-1],
+        "growth": growth,
+        **medians,
+    }

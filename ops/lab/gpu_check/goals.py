@@ -12,6 +12,10 @@ DECODE_BATCHES_WITH_GOALS = (1, 64)
 MIN_PREFILL_SHARE = 0.6
 MAX_IDLE_SHARE = 0.05
 MIN_OVER_RIVAL = 5.0
+# Others wake 64 GiB in 3 s, and keep 1.1 GB on a GPU. An 8B model has 16 GB of weights.
+MAX_WAKE_S = 1.5
+MAX_ASLEEP_GIB = 1.1
+MAX_SLEEP_GROWTH = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,7 @@ def find_goals(parts: dict[str, Any], kernels: tuple[str, ...], shapes: tuple[st
         yield from _kernel_goal(kernel, [row for row in rows if row["kernel"] == kernel], parts)
     for shape in shapes:
         yield from _engine_goals(shape, parts)
+    yield from _sleep_goals(shapes[-1], parts)
 
 
 def _kernel_goal(kernel: str, rows: list[dict[str, Any]], parts: dict[str, Any]) -> Iterator[Goal]:
@@ -91,6 +96,22 @@ def _kernel_goal(kernel: str, rows: list[dict[str, Any]], parts: dict[str, Any])
     if bound:
         largest = max(bound, key=lambda row: row["num_bytes"])
         yield Goal(what=f"{what}, {largest['shape']}", value=largest["share"], at_least=MIN_COPY_SHARE)
+
+
+def _sleep_goals(shape: str, parts: dict[str, Any]) -> Iterator[Goal]:
+    levels = {row["level"]: row for row in (parts.get(f"sleep {shape}") or {}).get("levels") or []}
+    wake_s = levels[1]["wake_s"] if 1 in levels else None
+    yield Goal(what=f"{shape}, seconds to wake from host memory", value=wake_s, at_most=MAX_WAKE_S)
+    for level in (1, 2):
+        row = levels.get(level)
+        asleep = row["asleep_bytes"] / 2**30 if row is not None else None
+        yield Goal(what=f"{shape}, GiB of the device asleep at level {level}", value=asleep, at_most=MAX_ASLEEP_GIB)
+        growth = row["growth"] if row is not None else None
+        yield Goal(
+            what=f"{shape}, growth of that over all sleeps at level {level}", value=growth, at_most=MAX_SLEEP_GROWTH
+        )
+        same = float(row["is_same"]) if row is not None else None
+        yield Goal(what=f"{shape}, same tokens after level {level}", value=same, at_least=1.0)
 
 
 def _engine_goals(shape: str, parts: dict[str, Any]) -> Iterator[Goal]:

@@ -46,6 +46,7 @@ class Plan:
         decode_prompt_tokens, decode_tokens: lengths of their requests.
         gap_batch, gap_tokens: requests that decode while the device is profiled, and the tokens of each.
         prefill_tokens: length of a prompt that is computed in one step.
+        num_sleeps: cycles of sleep at each level, of the last shape.
         num_mixed: requests of the serving workload, with random prompts and outputs from the ranges.
         limits_s: time limits of parts, by the first word of their names.
         total_s: time limit of all parts together.
@@ -68,6 +69,7 @@ class Plan:
     gap_tokens: int
     prefill_tokens: int
     num_prefills: int
+    num_sleeps: int
     num_mixed: int
     mixed_prompt_tokens: tuple[int, int]
     mixed_output_tokens: tuple[int, int]
@@ -114,11 +116,13 @@ def full_plan(device: str) -> Plan:
         gap_tokens=48,
         prefill_tokens=8192,
         num_prefills=4,
+        num_sleeps=20,
         num_mixed=128,
         mixed_prompt_tokens=(64, 1024),
         mixed_output_tokens=(64, 256),
         max_model_len=16384,
-        limits_s={"correctness": 120.0, "engine-tests": 90.0, "kernels": 150.0, "engine": 70.0, "transformers": 45.0},
+        limits_s={"correctness": 120.0, "engine-tests": 90.0, "kernels": 150.0, "engine": 70.0, "transformers": 45.0}
+        | {"sleep": 90.0},
         total_s=460.0,
     )
 
@@ -146,12 +150,13 @@ def quick_plan(device: str) -> Plan:
         gap_tokens=8,
         prefill_tokens=64,
         num_prefills=2,
+        num_sleeps=2,
         num_mixed=4,
         mixed_prompt_tokens=(8, 32),
         mixed_output_tokens=(4, 8),
         max_model_len=256,
         # Whatever else the machine is doing.
-        limits_s=dict.fromkeys(("correctness", "engine-tests", "kernels", "engine", "transformers"), 240.0),
+        limits_s=dict.fromkeys(("correctness", "engine-tests", "kernels", "engine", "transformers", "sleep"), 240.0),
         total_s=900.0,
     )
 

@@ -20,6 +20,13 @@ def lines_of(name: str, part: dict[str, Any]) -> Iterator[str]:
         yield from _kernel_lines(part)
     elif kind in ("engine", "transformers"):
         yield from _engine_lines(part)
+    elif kind == "sleep":
+        for row in part.get("levels") or []:
+            yield (
+                f"  level {row['level']}: {row['num_cycles']} sleeps of {row['sleep_s']:.3f} s, wakes of "
+                f"{row['wake_s']:.3f} s, {row['asleep_bytes'] / 2**30:.2f} GiB asleep, {row['growth']:+.1%} over all"
+                f"{'' if row['is_same'] else ', OTHER TOKENS AFTERWARDS'}"
+            )
 
 
 def goal_lines(goals: list[dict[str, Any]]) -> Iterator[str]:

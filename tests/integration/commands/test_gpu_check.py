@@ -51,10 +51,10 @@ def test_the_command_runs_the_tests_of_kernels(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("warm_python")
 def test_every_other_part_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "gpu-check.json"
-    status = main(quick(output, "kernels,engine,transformers"))
+    status = main(quick(output, "kernels,engine,transformers,sleep"))
     said = capsys.readouterr()
     assert status == 0, said
-    names = ("engine tiny", "transformers tiny", "engine tiny int8", "engine tiny tensor parallel 2")
+    names = ("engine tiny", "sleep tiny", "transformers tiny", "engine tiny int8", "engine tiny tensor parallel 2")
     parts = read(output, "kernels", *names)
     assert parts["kernels"]["roofline"]["copy_gb_per_s"] > 0
     assert all(row["us"] > 0 for row in parts["kernels"]["rows"])
@@ -63,6 +63,10 @@ def test_every_other_part_runs_without_a_gpu(tmp_path: Path, capsys: pytest.Capt
         assert [row["batch"] for row in engine["decode"]] == batches
         assert all(row["ms_per_step"] > 0 and row["share_of_bandwidth"] > 0 for row in engine["decode"])
         assert engine["prefill"]["share_of_matmul"] > 0
+    for level in parts["sleep tiny"]["levels"]:
+        assert level["is_same"]
+        assert level["num_cycles"] == 2
+        assert level["wake_s"] > 0
     mixed = {parts[name]["mixed"]["output_tokens"] for name in ("engine tiny", "transformers tiny")}
     assert len(mixed) == 1
     assert "ms/step" in said.out
