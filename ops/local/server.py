@@ -13,7 +13,7 @@ from typing import Self
 
 from ...shared.errors import ConfigurationError
 from .life_line import LifeLine, unwind_on_sigterm
-from .worker import start_failure
+from .worker import failure
 
 # Tests replace it, as that of ``worker.py``.
 start_program = subprocess.Popen
@@ -83,7 +83,7 @@ class LocalServer:
         line = next((line for line in self._process.stdout if line.startswith("ready: ")), "")
         if not line:
             self.stop()
-            raise ConfigurationError(start_failure(self._name, self.log))
+            raise ConfigurationError(failure(f"the {self._name} did not start", self.log))
         self.base_url = line.removeprefix("ready: ").strip()
         self.ready_time_s = time.monotonic() - started_at
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,9 @@ import redis
 from ...shared.redis_access.embedded import EmbeddedRedis
 from ...shared.shards import HOME, shards_text
 from .life_line import LifeLine, unwind_on_sigterm
-from .worker import LocalWorker
+from .worker import LocalWorker, failure
+
+POLL_S = 0.1
 
 
 class LocalStack:
@@ -32,7 +35,7 @@ class LocalStack:
         log_path: file of the workers' logs, shown if the start fails; None for a temporary file.
 
     Raises:
-        ConfigurationError: a worker ended, or was not ready in time; the message contains its log.
+        ConfigurationError: a worker did not start; the message contains its log.
     """
 
     def __init__(
@@ -133,8 +136,16 @@ class LocalStack:
             line.release()
         self._life_lines = []
         while self._servers:
-            self._servers.popitem()[1].close()
+            # A worker that was killed may have left processes that are still connected.
+            self._servers.popitem()[1].close(force=True)
         self._folder.cleanup()
+
+    def await_failure(self) -> str:
+        """Wait until the first worker or the private Redis ends by itself. Return the reason, with the worker's log."""
+        worker = self.workers[0]
+        while worker.is_running and self._servers[HOME].is_running:
+            time.sleep(POLL_S)
+        return failure("the private Redis ended" if worker.is_running else "the worker ended", worker.log)
 
     def stop_worker(self) -> None:
         """Stop the first worker with SIGTERM and wait for its end. Requests stay in Redis."""

@@ -20,7 +20,6 @@ from .life_line import LifeLine, unwind_on_sigterm
 
 # Starts the supervisor. Tests replace it to fork from a process that has its imports.
 start_program = subprocess.Popen
-READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 
 
@@ -71,19 +70,15 @@ class LocalWorker:
         """Wait until all engines of the worker serve.
 
         Raises:
-            ConfigurationError: the worker ended, or was not ready in time; the message contains its log.
+            ConfigurationError: the worker ended, as it does if it does not load; the message contains its log.
         """
-        deadline = self._spawned_at + READY_TIMEOUT_S
         while True:
-            try:
-                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise ConfigurationError(f"the worker was not ready within {READY_TIMEOUT_S:g} s") from None
+            line = self._lines.get()
             if line.startswith("ready"):
                 self.ready_time_s = time.monotonic() - self._spawned_at
                 return
             if not line:
-                raise ConfigurationError(start_failure("worker", self.log))
+                raise ConfigurationError(failure("the worker did not start", self.log))
 
     @property
     def is_running(self) -> bool:
@@ -126,7 +121,7 @@ class LocalWorker:
         lines.put("")
 
 
-def start_failure(name: str, log: str) -> str:
-    """Return the message for a process that ended before it was ready: its last line, then the rest of its log."""
+def failure(subject: str, log: str) -> str:
+    """Return the message for a process that ended by itself: the last line of its log, then the lines before."""
     *rest, last = log.strip().splitlines() or ["it wrote no log"]
-    return "\n".join((f"the {name} did not start: {last.removeprefix('error: ')}", *rest))
+    return "\n".join((f"{subject}: {last.removeprefix('error: ')}", *rest))

@@ -1,32 +1,49 @@
-"""The blocking client, for scripts and notebooks, and its progress bar on standard error."""
+"""The blocking client, for scripts and notebooks, on a deployment or with an engine of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
 import os
-import sys
 import threading
-import time
 import weakref
-from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack, overload
 
-from ...shared.errors import ClientClosedError, ValidationError
+from ...shared.errors import (
+    ClientClosedError,
+    ConfigurationError,
+    EngineDeadError,
+    UnknownArgumentError,
+    ValidationError,
+)
 from ...shared.messages.deltas import Delta
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
-from ...shared.redis_access.embedded import resolve_redis_url
+from ...shared.process.secret_files import variable_or_file
+from ...shared.redis_access.embedded import REDIS_URL_VARIABLE, resolve_redis_url
 from ...shared.values.arguments import check_argument_names
+from ...shared.values.shown import shown
 from ..client import Client, ClientOptions
 from ..inputs.options import RequestOptions, options_of_each
 from ..inputs.prompt import Prompt, as_prompts, params_of_each
 from ..inputs.prompt_lists import as_conversations, naming, numbered
 from ..inputs.streaming_input import GrowingPrompt
-from ..results import DataPrompt, PoolingRequestOutput, ProcessedRequestOutput, RequestOutput, TextPair
+from ..results import (
+    ClassificationRequestOutput,
+    DataPrompt,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    ProcessedRequestOutput,
+    RequestOutput,
+    TextPair,
+)
 from .loop_thread import LoopThread, warn_in_event_loop
+from .own_engine import OwnEngine
+from .progress import PromptProgress, UseTqdm
 from .stepping import SteppedLLM
 
 T = TypeVar("T")
@@ -34,8 +51,6 @@ T_co = TypeVar("T_co", covariant=True)
 Messages = Sequence[Mapping[str, Any]]
 MAX_IN_FLIGHT = 4096
 _parents_connections: list[object] = []
-WIDTH = 30
-REDRAW_S = 0.1
 
 
 class Closable(Protocol[T_co]):
@@ -49,9 +64,18 @@ class Closable(Protocol[T_co]):
 class LLM(SteppedLLM):
     """Generate from a list of prompts and wait for all answers; and control engines, queues and models, blocking.
 
+    With ``model`` and no URL it starts an engine for this program, with a private Redis: both end with ``close()``, or
+    with the program, however that ends. Otherwise it connects to a deployment.
+
     Args:
-        url: Redis URL; ``PENSTOCK_REDIS_URL`` or the embedded Redis when None.
-        options: as for ``Client``.
+        url: Redis URL; ``PENSTOCK_REDIS_URL`` when None; without both ``model`` is started, or without ``model`` the
+            embedded Redis is used.
+        model: folder, GGUF file or hub name to start; on a deployment the default model, as for ``Client``.
+        options: as for ``Client``; for an engine of its own also the options of ``worker start``, by their names in
+            Python: ``max_model_len=4096``.
+
+    Raises:
+        ConfigurationError: the engine does not start; the message has the reason, and the log after it.
 
     Use it as a context manager, or call ``close()``. Any thread may use it. A process that is forked meanwhile, as by
     ``gunicorn --preload``, may use it too: the child connects anew, but iterators of the parent stay the parent's.
@@ -61,14 +85,28 @@ class LLM(SteppedLLM):
     # True until it is open: nothing needs closing before.
     _is_closed = True
 
-    def __init__(self, url: str | None = None, **options: Unpack[ClientOptions]) -> None:
-        check_argument_names("LLM", options, ("url", *ClientOptions.__annotations__))
+    @overload
+    def __init__(self, url: str | None = None, **options: Unpack[ClientOptions]) -> None: ...
+
+    @overload
+    def __init__(self, *, model: str | Path, **options: Any) -> None: ...
+
+    def __init__(self, url: str | None = None, *, model: str | Path | None = None, **options: Any) -> None:
         warn_in_event_loop()
+        if url is not None and "://" not in str(url):
+            raise ConfigurationError(
+                f"{shown(url)} is not a Redis URL; LLM(model={shown(url)}) starts an engine for this program"
+            )
         self._stack = ExitStack()
-        self._url = self._stack.enter_context(resolve_redis_url(url))
-        self._options = options
         self._lock = threading.Lock()
+        self._death: EngineDeadError | None = None
         try:
+            if url is None and model is not None and not variable_or_file(REDIS_URL_VARIABLE):
+                self._url, self._options = self._start_engine(model, options)
+            else:
+                _check_deployment_options(options)
+                self._url = self._stack.enter_context(resolve_redis_url(url))
+                self._options = ClientOptions(model=None if model is None else str(model), **options)
             self._connect()
         except BaseException:
             self._stack.close()
@@ -81,10 +119,12 @@ class LLM(SteppedLLM):
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        progress: bool = True,
+        use_tqdm: UseTqdm = True,
         **options: Unpack[RequestOptions],
     ) -> list[RequestOutput]:
-        """Return one output per prompt, in order. Shows a progress bar on a terminal.
+        """Return one output per prompt, in order.
+
+        ``use_tqdm`` shows a progress bar on a terminal or in a notebook; a class with tqdm's interface replaces it.
 
         ``params`` is one for all prompts or one each. ``options`` are those of a request: ``model``, ``band``,
         ``tenant``, ``timeout_s`` and so on, but no ``request_id``, which all requests would share; ``lora_request`` is
@@ -96,7 +136,7 @@ class LLM(SteppedLLM):
             raise ValidationError("generate takes no request_id: each request needs its own")
         prompt_list = as_prompts(prompts)
         each = params_of_each(params, len(prompt_list))
-        with ProgressBar(len(prompt_list), shown=progress) as bar:
+        with PromptProgress(len(prompt_list), use_tqdm) as bar:
             return self.call(self._generate_all(prompt_list, each, options_of_each(options, len(prompt_list)), bar))
 
     def stream(
@@ -126,6 +166,7 @@ class LLM(SteppedLLM):
 
         Raises:
             ClientClosedError: after ``close()``.
+            EngineDeadError: the engine that this object started has ended for good.
         """
         warn_in_event_loop()
         try:
@@ -133,7 +174,8 @@ class LLM(SteppedLLM):
         except BaseException:
             work.close()
             raise
-        return thread.run(work)
+        with self._naming_death():
+            return thread.run(work)
 
     def iterate(self, items: Closable[T]) -> Generator[T]:
         """Iterate over the items of an asynchronous generator or an ``EventStream``; closing the iterator closes it."""
@@ -142,7 +184,8 @@ class LLM(SteppedLLM):
         try:
             while True:
                 try:
-                    item = thread.run(_next(items))
+                    with self._naming_death():
+                        item = thread.run(_next(items))
                 except StopAsyncIteration:
                     return
                 yield item
@@ -155,7 +198,7 @@ class LLM(SteppedLLM):
         messages: Messages | Sequence[Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        progress: bool = True,
+        use_tqdm: UseTqdm = True,
         **options: Unpack[RequestOptions],
     ) -> list[RequestOutput]:
         """``generate`` for one conversation, or for many: lists of ``{"role": ..., "content": ...}``.
@@ -167,7 +210,7 @@ class LLM(SteppedLLM):
             ValidationError: ``messages`` are not conversations.
             PenstockError: any error of ``generate``.
         """
-        return self.generate(as_conversations(messages), params, progress=progress, **options)
+        return self.generate(as_conversations(messages), params, use_tqdm=use_tqdm, **options)
 
     @overload
     def encode(
@@ -175,7 +218,7 @@ class LLM(SteppedLLM):
         prompts: DataPrompt,
         params: PoolingParams | None = None,
         *,
-        progress: bool = True,
+        use_tqdm: UseTqdm = True,
         **options: Unpack[RequestOptions],
     ) -> list[ProcessedRequestOutput]: ...
 
@@ -185,7 +228,7 @@ class LLM(SteppedLLM):
         prompts: Prompt | TextPair | Sequence[Prompt | TextPair],
         params: PoolingParams | None = None,
         *,
-        progress: bool = True,
+        use_tqdm: UseTqdm = True,
         **options: Unpack[RequestOptions],
     ) -> list[PoolingRequestOutput]: ...
 
@@ -194,7 +237,7 @@ class LLM(SteppedLLM):
         prompts: DataPrompt | Prompt | TextPair | Sequence[Prompt | TextPair],
         params: PoolingParams | None = None,
         *,
-        progress: bool = True,
+        use_tqdm: UseTqdm = True,
         **options: Unpack[RequestOptions],
     ) -> list[ProcessedRequestOutput] | list[PoolingRequestOutput]:
         """Embed or classify each prompt, as ``params.task`` says; see ``Client.encode_all``.
@@ -204,17 +247,44 @@ class LLM(SteppedLLM):
         if isinstance(prompts, DataPrompt):
             return [self.call(self._client.encode(prompts, params, **options))]
         prompt_list = as_prompts(prompts)
-        with ProgressBar(len(prompt_list), shown=progress) as bar:
-            return self.call(self._client.encode_all(prompt_list, params, on_output=lambda: bar.advance(0), **options))
+        with PromptProgress(len(prompt_list), use_tqdm) as bar:
+            return self.call(self._client.encode_all(prompt_list, params, on_output=bar.advance, **options))
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        **options: Unpack[RequestOptions],
+    ) -> list[EmbeddingRequestOutput]:
+        """Embed one prompt or many, with a progress bar; see ``Client.embed``."""
+        prompt_list = as_prompts(prompts)
+        with PromptProgress(len(prompt_list), use_tqdm) as bar:
+            return self.call(self._client.embed(prompt_list, params, on_output=bar.advance, **options))
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        **options: Unpack[RequestOptions],
+    ) -> list[ClassificationRequestOutput]:
+        """Classify one prompt or many, with a progress bar; see ``Client.classify``."""
+        prompt_list = as_prompts(prompts)
+        with PromptProgress(len(prompt_list), use_tqdm) as bar:
+            return self.call(self._client.classify(prompt_list, params, on_output=bar.advance, **options))
 
     def close(self) -> None:
-        """Disconnect. Closing twice does nothing."""
+        """Disconnect, and end an engine that this object started. Closing twice does nothing."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             if self._connected is not None:
                 thread, client = self._connected
+                thread.cancel_work()
                 if (stepped := self._own_process_requests(client)) is not None:
                     thread.run(stepped.leave())
                 thread.run(client.close())
@@ -243,7 +313,7 @@ class LLM(SteppedLLM):
         prompts: list[Prompt],
         params: Sequence[SamplingParams | None],
         options: Sequence[RequestOptions],
-        bar: ProgressBar,
+        bar: PromptProgress,
     ) -> list[RequestOutput]:
         max_answers = max((each.n for each in params if isinstance(each, SamplingParams)), default=1)
         in_flight = asyncio.Semaphore(MAX_IN_FLIGHT // max_answers)
@@ -254,7 +324,7 @@ class LLM(SteppedLLM):
             with naming(name):
                 async with in_flight:
                     output = await self._client.generate(prompt, prompt_params, **prompt_options)
-            bar.advance(sum(len(answer.token_ids) for answer in output.outputs))
+            bar.advance_by(output)
             return output
 
         arguments = zip(numbered("prompt", prompts), prompts, params, options, strict=True)
@@ -263,6 +333,35 @@ class LLM(SteppedLLM):
             if isinstance(result, BaseException):
                 raise result
         return results  # type: ignore[return-value]  # contains no exception here
+
+    def _start_engine(self, model: str | Path, options: dict[str, Any]) -> tuple[str, ClientOptions]:
+        """Start an engine for this program. Return the URL of its Redis and the options of a client of it."""
+        for name in ("namespace", "shards"):
+            if name in options:
+                raise ValidationError(f"{name} belongs to a deployment; give its url, or leave {name} out")
+        names = ClientOptions.__annotations__
+        of_engine = {"drain_timeout": 0} | {name: value for name, value in options.items() if name not in names}
+        if (endpoint := options.get("otlp_traces_endpoint")) is not None:
+            of_engine["otlp_traces_endpoint"] = endpoint
+        engine = OwnEngine(model, of_engine, self._on_engine_death)
+        self._stack.callback(engine.close)
+        of_client = {name: value for name, value in options.items() if name in names}
+        return engine.url, ClientOptions(**of_client, shards={})
+
+    def _on_engine_death(self, error: EngineDeadError) -> None:
+        """End all calls, since the engine of this program does not come back."""
+        self._death = error
+        self.close()
+
+    @contextmanager
+    def _naming_death(self) -> Iterator[None]:
+        """Raise the death of the engine that this object started in place of an end of the connection."""
+        try:
+            yield
+        except ClientClosedError:
+            if self._death is None:
+                raise
+            raise self._death from None
 
     def _connect(self) -> tuple[LoopThread, Client]:
         thread, client = LoopThread(), Client(self._url, **self._options)
@@ -280,6 +379,8 @@ class LLM(SteppedLLM):
             return self._connected
         with self._lock:
             if self._is_closed:
+                if self._death is not None:
+                    raise self._death
                 raise ClientClosedError("the LLM was closed; create another, or use it inside `with LLM(url) as llm:`")
             return self._connected or self._connect()
 
@@ -290,6 +391,19 @@ class LLM(SteppedLLM):
         # Referenced for ever, since closing the connections would end those that the parent shares.
         _parents_connections.append(self._connected)
         self._connected = None
+
+
+def _check_deployment_options(options: dict[str, Any]) -> None:
+    """Check the names of options for a deployment, whose engines have theirs from ``worker start``."""
+    try:
+        check_argument_names("LLM", options, ("url", *ClientOptions.__annotations__))
+    except UnknownArgumentError as error:
+        if "did you mean" in str(error):
+            raise
+        raise UnknownArgumentError(
+            f"{error}. An option of an engine goes to `worker start`, or to LLM(model=...) where neither url nor "
+            f"{REDIS_URL_VARIABLE} names a deployment"
+        ) from None
 
 
 _llms: weakref.WeakSet[LLM] = weakref.WeakSet()
@@ -322,40 +436,3 @@ async def _next(items: Closable[T]) -> T:
 
 async def _close_items(items: Closable[Any]) -> None:
     await items.aclose()
-
-
-class ProgressBar:
-    """Counts finished requests and their tokens. Draws only on a terminal."""
-
-    def __init__(self, total: int, *, shown: bool = True) -> None:
-        self._total = total
-        self._shown = shown and total > 0 and sys.stderr.isatty()
-        self._done = 0
-        self._tokens = 0
-        self._started = time.monotonic()
-        self._drawn = 0.0
-
-    def advance(self, num_tokens: int) -> None:
-        """Count one more finished request and its output tokens."""
-        self._done += 1
-        self._tokens += num_tokens
-        now = time.monotonic()
-        if self._shown and (now - self._drawn > REDRAW_S or self._done == self._total):
-            self._drawn = now
-            self._draw(now - self._started)
-
-    def __enter__(self) -> ProgressBar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._shown and self._done:
-            sys.stderr.write("\n")
-
-    def _draw(self, elapsed_s: float) -> None:
-        filled = WIDTH * self._done // self._total
-        rate = self._tokens / elapsed_s if elapsed_s else 0.0
-        bar = "█" * filled + "·" * (WIDTH - filled)
-        sys.stderr.write(f"\r{bar} {self._done}/{self._total} requests, {rate:,.0f} tokens/s ")
-        sys.stderr.flush()

@@ -39,8 +39,6 @@ class LLMControl(ABC):
     abort = _blocking(Client.abort)
     beam_search = _blocking(Client.beam_search)
 
-    classify = _blocking(Client.classify)
-    embed = _blocking(Client.embed)
     score = _blocking(Client.score)
 
     adapters = _blocking(Client.adapters)

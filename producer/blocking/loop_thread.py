@@ -8,7 +8,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Coroutine
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -43,6 +44,10 @@ class LoopThread:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
+        # Work of other threads. Once ``_is_stopping`` is set, none is added.
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-llm", daemon=True)
         self._thread.start()
 
@@ -55,7 +60,8 @@ class LoopThread:
         """Run ``work`` to its end. Ctrl-C cancels it.
 
         Raises:
-            ClientClosedError: this process was forked after the loop was started.
+            ClientClosedError: this process was forked after the loop was started, or the work was cancelled by
+                ``cancel_work``.
         """
         if os.getpid() != self._pid:
             work.close()
@@ -68,6 +74,8 @@ class LoopThread:
 
         def begin() -> None:
             task = self._loop.create_task(work)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
             task.add_done_callback(partial(_copy_outcome, outcome))
             tasks.append(task)
 
@@ -79,7 +87,11 @@ class LoopThread:
                 _cancel(outcome)
 
         try:
-            self._loop.call_soon_threadsafe(begin)
+            with self._lock:
+                if self._is_stopping:
+                    work.close()
+                    raise _closed()
+                self._loop.call_soon_threadsafe(begin)
             return _result_of(outcome)
         except KeyboardInterrupt:
             self._loop.call_soon_threadsafe(abandon)
@@ -88,18 +100,38 @@ class LoopThread:
             raise
 
     def clean_up(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work``, which cleans up, and wait for it unless this is the loop's thread. In a forked child, do
-        nothing.
+        """Run ``work``, which cleans up, and wait for it unless this is the loop's thread. In a forked child, and after
+        ``stop``, do nothing.
         """
         if os.getpid() != self._pid:
             work.close()
-            return
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        if not self.is_current_thread:
-            future.result()
+        elif self.is_current_thread:
+            asyncio.run_coroutine_threadsafe(work, self._loop)
+        else:
+            with suppress(ClientClosedError):
+                self.run(work)
+
+    def cancel_work(self) -> None:
+        """Cancel what other threads run; they get ``ClientClosedError``."""
+
+        async def cancel() -> None:
+            for task in self._tasks - {asyncio.current_task()}:
+                task.cancel()
+
+        self.run(cancel())
 
     def stop(self) -> None:
-        """End the loop and the thread."""
+        """Cancel all work, wait for its end, and end the loop and the thread."""
+
+        async def end_all() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        with self._lock:
+            self._is_stopping = True
+        asyncio.run_coroutine_threadsafe(end_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -116,6 +148,12 @@ def _result_of(outcome: Future[T]) -> T:
         except TimeoutError:
             if outcome.done():
                 return outcome.result()
+        except CancelledError:
+            raise _closed() from None
+
+
+def _closed() -> ClientClosedError:
+    return ClientClosedError("the LLM was closed while this call ran; create another")
 
 
 def _copy_outcome(outcome: Future[T], task: asyncio.Task[T]) -> None:

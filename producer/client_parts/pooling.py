@@ -134,10 +134,14 @@ class Poolings(ClientCore):
         self,
         prompts: Prompt | Sequence[Prompt],
         params: PoolingParams | None = None,
+        *,
+        on_output: Callable[[], object] = lambda: None,
         **options: Unpack[RequestOptions],
     ) -> list[EmbeddingRequestOutput]:
-        """Embed one prompt or many; ``output.outputs.embedding`` is the vector of each. Raises: as ``encode_all``."""
-        outputs = await self.encode_all(as_prompts(prompts), _with_task(params, "embed"), **options)
+        """Embed one prompt or many; ``output.outputs.embedding`` is the vector of each. As ``encode_all``."""
+        outputs = await self.encode_all(
+            as_prompts(prompts), _with_task(params, "embed"), on_output=on_output, **options
+        )
         return [
             EmbeddingRequestOutput(
                 **_common(output), prompt=output.prompt, outputs=EmbeddingOutput(embedding=output.outputs.vector)
@@ -149,13 +153,14 @@ class Poolings(ClientCore):
         self,
         prompts: Prompt | Sequence[Prompt],
         params: PoolingParams | None = None,
+        *,
+        on_output: Callable[[], object] = lambda: None,
         **options: Unpack[RequestOptions],
     ) -> list[ClassificationRequestOutput]:
-        """Classify one prompt or many; ``output.outputs.probs`` has a number for each class.
-
-        Raises: as ``encode_all``.
-        """
-        outputs = await self.encode_all(as_prompts(prompts), _with_task(params, "classify"), **options)
+        """Classify one prompt or many; ``output.outputs.probs`` has a number for each class. As ``encode_all``."""
+        outputs = await self.encode_all(
+            as_prompts(prompts), _with_task(params, "classify"), on_output=on_output, **options
+        )
         return [
             ClassificationRequestOutput(
                 **_common(output), prompt=output.prompt, outputs=ClassificationOutput(probs=output.outputs.vector)

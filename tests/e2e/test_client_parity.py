@@ -58,7 +58,7 @@ async def ends_in(log_path: Path, request_id: str) -> list[dict[str, Any]]:
 def expected(deployment: LocalStack) -> list[int]:
     """The undisturbed answer to ``LONG``."""
     with LLM(deployment.url, model="demo") as llm:
-        return list(llm.generate(PROMPT, LONG, progress=False)[0].outputs[0].token_ids)
+        return list(llm.generate(PROMPT, LONG, use_tqdm=False)[0].outputs[0].token_ids)
 
 
 async def outputs(client: Client, prompt: Any, **params: Any) -> list[RequestOutput]:
@@ -204,7 +204,7 @@ def test_the_blocking_facade(deployment: LocalStack) -> None:
     other = [{"role": "user", "content": "spell 12:"}]
     with LLM(deployment.url, model="demo") as llm:
         assert [output.text for output in llm.chat([one, other], GREEDY)] == [" seven.", " twelve."]
-        assert [output.text for output in llm.chat(one, GREEDY, progress=False)] == [" seven."]
+        assert [output.text for output in llm.chat(one, GREEDY, use_tqdm=False)] == [" seven."]
         assert llm.get_model_config().has_chat_template
         assert llm.get_tokenizer().token_to_id("nothing of the kind") is None
         assert list(llm.is_sleeping().values()) == [False]

@@ -35,7 +35,7 @@ ASLEEP = ["weights", "kv_cache"]
 def expected(deployment: LocalStack) -> list[int]:
     """The undisturbed answer to ``LONG``."""
     with LLM(deployment.url, model="demo") as llm:
-        return list(llm.generate(PROMPT, LONG, progress=False)[0].outputs[0].token_ids)
+        return list(llm.generate(PROMPT, LONG, use_tqdm=False)[0].outputs[0].token_ids)
 
 
 @pytest.fixture

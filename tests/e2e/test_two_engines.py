@@ -53,7 +53,7 @@ def two_engines(tmp_path_factory: pytest.TempPathFactory, shared_gate: Gate) -> 
 def expected(two_engines: LocalStack) -> list[int]:
     """The undisturbed answer to ``LONG``."""
     with LLM(two_engines.url, model="demo") as llm:
-        return list(llm.generate(PROMPT, LONG, progress=False)[0].outputs[0].token_ids)
+        return list(llm.generate(PROMPT, LONG, use_tqdm=False)[0].outputs[0].token_ids)
 
 
 async def test_the_other_engine_resumes_requests_of_a_sleeping_one(

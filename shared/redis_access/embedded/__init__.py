@@ -4,11 +4,12 @@ The first user starts it, later ones join, the last one to leave stops it; its a
 It listens on a unix socket only, in a folder that only this user may enter, and on no TCP port.
 """
 
-from .embedded import EmbeddedRedis, given_or_embedded, resolve_redis_url
+from .embedded import REDIS_URL_VARIABLE, EmbeddedRedis, given_or_embedded, resolve_redis_url
 from .folder import ServerFolder
 from .server import ServerStatus, find_redis_cli, find_redis_server, read_status, stop
 
 __all__ = [
+    "REDIS_URL_VARIABLE",
     "EmbeddedRedis",
     "ServerFolder",
     "ServerStatus",

@@ -73,15 +73,20 @@ class EmbeddedRedis:
     def url(self) -> str:
         return self._folder.url
 
-    def close(self) -> None:
-        """Leave; the last user to leave stops the server. Closing twice does nothing."""
+    @property
+    def is_running(self) -> bool:
+        """Whether the server's process is alive."""
+        return self._folder.is_running()
+
+    def close(self, *, force: bool = False) -> None:
+        """Leave; the last user to leave stops the server, and with ``force`` any. Closing twice does nothing."""
         if self._user.closed:
             return
         with self._folder.locked():
             self._user.close()
             # A server that died or hangs must not turn the end of a command into a failure.
             with suppress(RedisError, RedisUnavailableError):
-                if not in_use(self._folder):
+                if force or not in_use(self._folder):
                     shut_down(self._folder)
 
     def __enter__(self) -> Self:

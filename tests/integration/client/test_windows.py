@@ -49,7 +49,7 @@ async def ask(url):
 
 asyncio.run(ask(sys.argv[1]))
 with LLM(sys.argv[1]) as llm:
-    print(llm.generate(["hi"], SamplingParams(max_tokens=1), progress=False)[0].text)
+    print(llm.generate(["hi"], SamplingParams(max_tokens=1), use_tqdm=False)[0].text)
 """
 REFUSALS = """
 import sys

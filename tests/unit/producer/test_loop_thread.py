@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from penstock.producer.blocking.loop_thread import LoopThread
+from penstock.shared.errors import ClientClosedError
 
 
 def test_interrupt_ends_the_work_before_it_is_raised() -> None:
@@ -63,3 +64,25 @@ def test_errors_and_results_reach_the_caller() -> None:
         thread.run(give_up())
     assert thread.run(give()) == 5
     thread.stop()
+
+
+def test_work_that_is_cancelled_from_another_thread_ends_with_an_error_of_the_client() -> None:
+    thread = LoopThread()
+    begun = threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def close() -> None:
+        begun.wait()
+        thread.cancel_work()
+        thread.stop()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    with pytest.raises(ClientClosedError, match="closed while this call ran"):
+        thread.run(work())
+    closing.join()
+    with pytest.raises(ClientClosedError):
+        thread.run(work())
