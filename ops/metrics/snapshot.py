@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 from redis.exceptions import NoPermissionError, RedisError
 
-from ...producer.control.deployment import SCRAPE_PATIENCE_S, ModelState, read_models
+from ...producer.control.deployment import SCRAPE_PATIENCE_S, ModelState, read_device_samples, read_models
 from ...producer.webhooks.events import EventState
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
@@ -118,7 +118,8 @@ class Snapshot:
             return None, []
         parked = await asyncio.gather(*(self._parked(commands, state.model) for state in states))
         of_states = [sample for state in states for sample in state.samples()]
-        return states, [*of_states, *(sample for samples in parked for sample in samples)]
+        of_devices = await read_device_samples(commands, self._keys)
+        return states, [*of_states, *of_devices, *(sample for samples in parked for sample in samples)]
 
     async def _parked(self, commands: CommandConnection, model: str) -> list[Sample]:
         try:

@@ -17,7 +17,7 @@ from ...shared.broker import Broker
 from ...shared.errors import PenstockError
 from ...shared.messages.deltas import Delta
 from ...shared.messages.requests import EngineCoreRequest
-from ...shared.queue.lifecycle import EventKind, RequestEvent, RequestState
+from ...shared.queue.lifecycle import WAITING_FOR_WAKE, EventKind, RequestEvent, RequestState
 from ..words import event_words
 from .access import Access
 
@@ -135,7 +135,7 @@ def spans_of(events: Sequence[RequestEvent], now: float) -> list[dict[str, Any]]
 def _span(event: RequestEvent, end: RequestEvent | None, now: float) -> dict[str, Any]:
     ended_at = None if end is None else end.at
     return {
-        "what": _SPAN_WORDS.get(event.state, "rests"),
+        "what": _what(event),
         "engine": event.engine_id if event.kind is EventKind.CLAIMED else "",
         "epoch": event.epoch if event.kind is EventKind.CLAIMED else None,
         "began_at": event.at,
@@ -146,6 +146,12 @@ def _span(event: RequestEvent, end: RequestEvent | None, now: float) -> dict[str
         "then": "" if end is None else event_words(end.kind),
         "why": "" if end is None else end.cause,
     }
+
+
+def _what(event: RequestEvent) -> str:
+    if event.state is RequestState.QUEUED and event.cause == WAITING_FOR_WAKE:
+        return "waits for its model"
+    return _SPAN_WORDS.get(event.state, "rests")
 
 
 def bars_of(spans: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:

@@ -11,12 +11,19 @@ import msgspec
 from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
-from ...shared.deployment.presence import ProcessKind, ProcessRecord, read_heartbeats, read_processes
+from ...shared.deployment.presence import (
+    ProcessKind,
+    ProcessRecord,
+    read_devices,
+    read_heartbeats,
+    read_processes,
+)
 from ...shared.deployment.records import UNREADABLE, EngineHeartbeat
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
+from ...shared.messages.devices import DeviceRecord, ModelPhase
 from ...shared.messages.supervision import EngineState
-from ...shared.metrics import SERVING, Sample, engines_samples, queue_samples
+from ...shared.metrics import SERVING, Sample, devices_samples, engines_samples, queue_samples
 from ...shared.partitions import open_queue
 from ...shared.queue.stats import QueueStats
 from ...shared.redis_access.check import Risk, info_fields, risks_of
@@ -53,6 +60,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         queues: of all models that were ever served, and of the ``awaited`` ones. Requests wait for an awaited model
             although no worker has served it yet.
         num_due: number of due items by kind.
+        devices: devices that several models share.
     """
 
     processes: list[ProcessRecord]
@@ -61,6 +69,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     num_due: dict[str, int]
     findings: list[Finding]
     awaited: list[str] = []
+    devices: list[DeviceRecord] = []
 
 
 async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployment:
@@ -72,9 +81,10 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
     served, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
     cards = sorted([*served, *awaited])
     unreadable: list[str] = []
-    processes, engines, num_due, queues = await asyncio.gather(
+    processes, engines, devices, num_due, queues = await asyncio.gather(
         read_processes(connection.execute, keys),
         read_heartbeats(connection.execute, keys, unreadable=unreadable),
+        read_devices(connection.execute, keys),
         count_due(connection, keys),
         asyncio.gather(*(stats_soon(connection, keys, name) for name in cards)),
     )
@@ -91,6 +101,7 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
     findings += jobs_findings(processes, num_due)
     findings += [finding for stats in reachable for finding in _queue_findings(stats, engines, served)]
     findings += [_engine_finding(engine) for engine in engines if engine.state is EngineState.FAILED]
+    findings += [finding for device in devices for finding in _device_findings(device)]
     findings += [
         Finding(
             code="engine_unreadable",
@@ -106,7 +117,13 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
         for risk in await redis_risks(connection, keys, cards)
     ]
     return Deployment(
-        processes=processes, engines=engines, queues=reachable, num_due=num_due, findings=findings, awaited=awaited
+        processes=processes,
+        engines=engines,
+        queues=reachable,
+        num_due=num_due,
+        findings=findings,
+        awaited=awaited,
+        devices=devices,
     )
 
 
@@ -238,6 +255,18 @@ class ModelState:
         return [*queue, *engines_samples(self.engines)]
 
 
+def _device_findings(device: DeviceRecord) -> list[Finding]:
+    return [
+        Finding(
+            code="model_broken",
+            message=f"model {model.name} cannot be loaded on {device.device_id}: {model.error or 'unknown'}",
+            remedy=f"mend it, then penstock worker models --load {model.name}",
+        )
+        for model in device.models
+        if model.phase == ModelPhase.BROKEN
+    ]
+
+
 async def read_models(connection: CommandConnection, keys: Keys) -> list[ModelState] | None:
     """Return the state of each model; None if the home Redis, which lists the models, does not answer.
 
@@ -256,6 +285,15 @@ async def read_models(connection: CommandConnection, keys: Keys) -> list[ModelSt
         ModelState(model, queue, [engine for engine in engines if engine.model == model])
         for model, queue in zip(models, queues, strict=True)
     ]
+
+
+async def read_device_samples(connection: CommandConnection, keys: Keys) -> list[Sample]:
+    """Return the metrics of devices that several models share; none if Redis does not answer."""
+    try:
+        async with asyncio.timeout(SCRAPE_PATIENCE_S):
+            return [*devices_samples(await read_devices(connection.execute, keys))]
+    except (TimeoutError, PenstockError, RedisError):
+        return []
 
 
 async def _stats(connection: CommandConnection, keys: Keys, model: str) -> QueueStats | None:

@@ -284,10 +284,14 @@ class Broker:
         parts = in_parts(request_ids)
         return sum([await self._run_script("shorten", [self.keys.leases], [ttl_ms, *part]) for part in parts])
 
-    async def release(self, claims: list[tuple[str, int]]) -> int:
-        """Release claims, passed as (request_id, epoch). Return how many were still valid."""
-        parts = in_parts(claims, 2)
-        return sum([sum(await self._run_script("release", [self.keys.leases], [*chain(*part)])) for part in parts])
+    async def release(self, claims: list[tuple[str, int]], *, cause: str = "") -> int:
+        """Release claims, passed as (request_id, epoch). Return how many were still valid.
+
+        Args:
+            cause: for the events of the requests.
+        """
+        keys, parts = [self.keys.leases], in_parts(claims, 2)
+        return sum([sum(await self._run_script("release", keys, [cause, *chain(*part)])) for part in parts])
 
     async def read_log(self, request_id: str, start: int = 0) -> list[Delta]:
         """Return the request's records from the ``start``-th on, in order.

@@ -129,11 +129,13 @@ class Sleep(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
         mode: for running requests: "keep" queues them again, to resume after their last token here or
             elsewhere; "wait" lets them end, as long as ``drain_timeout_s``, and queues the rest again; "abort" ends
             them with finish_reason "abort".
+        cause: why, for the events of requests that return to the queue.
     """
 
     level: int = 1
     mode: str = "keep"
     drain_timeout_s: float = 30.0
+    cause: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.level, bool) or self.level not in SLEEP_LEVELS:

@@ -155,6 +155,29 @@ QUEUES = (
 )
 
 
+# A device that several models share.
+OF_DEVICE = ("device",)
+DEVICES = (
+    MetricSpec(
+        "model_state", GAUGE, "1 for the state that the model is in, 0 for the others", (MODEL, *OF_DEVICE, "state")
+    ),
+    MetricSpec(
+        "model_standing_seconds", GAUGE, "Time for which its oldest request waits to wake it", (MODEL, *OF_DEVICE)
+    ),
+    MetricSpec("recomputed_tokens", COUNTER, "Tokens of its requests computed again after swaps", (MODEL, *OF_DEVICE)),
+    MetricSpec("wake_failures", COUNTER, "Failed wakes", (MODEL, *OF_DEVICE, "cause")),
+    MetricSpec(
+        "swap_seconds", HISTOGRAM, "Time to wake it, or to put it to sleep", (MODEL, *OF_DEVICE, "direction", "level")
+    ),
+    MetricSpec("swaps", COUNTER, "Swaps of models", (*OF_DEVICE, "from", "to", "reason")),
+    MetricSpec("swap_share", GAUGE, "Share of the last ten minutes that swaps took", OF_DEVICE),
+    MetricSpec("swap_debt_seconds", GAUGE, "Time of swaps not repaid yet; below 0 for credit", OF_DEVICE),
+    MetricSpec(
+        "device_budget_bytes", GAUGE, "Memory for all its models, of the device and the host", (*OF_DEVICE, "part")
+    ),
+)
+
+
 DEPLOYMENT = (
     MetricSpec("build_info", GAUGE, "1; version of the exporter", ("version",)),
     MetricSpec("snapshot_ok", GAUGE, "1 if the last read of queues and engines succeeded", ()),
@@ -168,7 +191,7 @@ DEPLOYMENT = (
 )
 
 
-ALL = {spec.name: spec for spec in (*ENGINES, *QUEUES, *DEPLOYMENT)}
+ALL = {spec.name: spec for spec in (*ENGINES, *QUEUES, *DEVICES, *DEPLOYMENT)}
 
 
 class Sample(msgspec.Struct, frozen=True):

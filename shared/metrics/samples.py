@@ -1,4 +1,4 @@
-"""Statistics as metrics: an engine's last heartbeat, and a model's queue."""
+"""Statistics as metrics: an engine's last heartbeat, a model's queue, and a device that several models share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ..deployment.records import EngineHeartbeat
+from ..messages.devices import DeviceModel, DeviceRecord, ModelPhase
 from ..messages.supervision import EngineState
 from ..queue.stats import QueueStats
 from ..stats import EngineStats, ImageStats, KVOffloadStats
@@ -149,3 +150,39 @@ def queue_samples(queue: QueueStats) -> Iterator[Sample]:
             "queue_band_estimated_wait_seconds": band.estimated_wait_s,
         }
         yield from values_of((queue.model, band.band), values)
+
+
+def devices_samples(devices: Sequence[DeviceRecord]) -> Iterator[Sample]:
+    """Return the metrics of devices that several models share, each under its own label.
+
+    The label is host and device, the same in all runs of a worker. If several workers have one, the last by its id has
+    this label, and others go by their ids.
+    """
+    last = {(device.host, device.device): device for device in sorted(devices, key=lambda device: device.device_id)}
+    for device in devices:
+        is_last = last[device.host, device.device] is device
+        yield from _device_samples(device, f"{device.host}/{device.device}" if is_last else device.device_id)
+
+
+def _device_samples(device: DeviceRecord, label: str) -> Iterator[Sample]:
+    yield from values_of((label,), {"swap_share": device.swap_share, "swap_debt_seconds": device.debt_s})
+    for part, num_bytes in (("device", device.budget_bytes), ("host", device.host_budget_bytes)):
+        yield from values_of((label, part), {"device_budget_bytes": num_bytes})
+    for swaps in device.swap_counts:
+        yield from values_of((label, swaps.left, swaps.entered, swaps.reason), {"swaps": swaps.count})
+    for model in device.models:
+        yield from _device_model_samples(model, label)
+
+
+def _device_model_samples(model: DeviceModel, label: str) -> Iterator[Sample]:
+    labels = (model.name, label)
+    yield from values_of(
+        labels, {"model_standing_seconds": model.standing_s, "recomputed_tokens": model.num_recomputed_tokens}
+    )
+    for phase in ModelPhase:
+        yield from values_of((*labels, phase.value), {"model_state": float(model.phase == phase)})
+    for cause, number in sorted(model.wake_failures.items()):
+        yield from values_of((*labels, cause), {"wake_failures": number})
+    for direction, times in (("wake", model.wakes), ("sleep", model.sleeps)):
+        for level, histogram in sorted(times.items()):
+            yield from values_of((*labels, direction, level), {"swap_seconds": histogram})

@@ -85,6 +85,10 @@ class EventKind(StrEnum):
 _BACK_IN_LINE = (EventKind.REPLAYED, EventKind.HANDED_BACK, EventKind.RECLAIMED, EventKind.CONTINUED)
 
 
+# Cause of the first event of a request for a model that sleeps, as lanes.lua writes it.
+WAITING_FOR_WAKE = "waiting_for_wake"
+
+
 class EventLines(msgspec.Struct, frozen=True, kw_only=True):
     """The lines of an event, in order; a line that a move does not write has its default."""
 
@@ -110,7 +114,8 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
         num_output_tokens: tokens logged so far; a new engine continues after them.
         engine_id: engine that claimed it, or held it until then.
         epoch: epoch of a claim.
-        cause: reason or error code of an end, or the cause of an engine's death.
+        cause: reason or error code of an end, the cause of an engine's death, or why an engine returned the request;
+            for an enqueue ``WAITING_FOR_WAKE`` if the model slept.
         num_attempts: engines so far, for a claim and an end.
         num_prompt_tokens, max_tokens: for an enqueue, where the first may be an estimate, and an end.
         waited_s, took_s: for an end: from its arrival to its first claim, and since then. With streamed input, for

@@ -15,7 +15,7 @@ from ....shared.errors import EngineDeadError, PenstockError
 from ....shared.keys import Keys
 from ....shared.metrics.exposition import expose
 from ....shared.values.distribution import VERSION
-from ...control.deployment import count_due, jobs_findings, read_models
+from ...control.deployment import count_due, jobs_findings, read_device_samples, read_models
 from ...openai.errors import OpenAIError
 from ..http import gateway_of, json_response
 from ..metrics import render
@@ -72,8 +72,11 @@ async def metrics(request: Request) -> Response:
     gateway = gateway_of(request)
     text = render(await gateway.read_metrics())
     if gateway.settings.deployment_metrics:
-        models = await read_models(gateway.connection, Keys(gateway.settings.namespace))
-        text += expose(sample for model in models or [] for sample in model.samples())
+        keys = Keys(gateway.settings.namespace)
+        models, devices = await asyncio.gather(
+            read_models(gateway.connection, keys), read_device_samples(gateway.connection, keys)
+        )
+        text += expose([*(sample for model in models or [] for sample in model.samples()), *devices])
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -8,7 +8,16 @@ import math
 
 import pytest
 
-from penstock.shared.broker import UNSERVED, Broker, Demand, EngineCapacity, GrantReply, Homes, Queue
+from penstock.shared.broker import (
+    UNSERVED,
+    Broker,
+    Demand,
+    EngineCapacity,
+    GrantReply,
+    Homes,
+    Queue,
+    RequestHistory,
+)
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.errors import ModelBrokenError, ModelTooLargeError
 from penstock.shared.queue.lifecycle import RequestState
@@ -259,3 +268,21 @@ async def test_a_request_for_a_sleeping_model_starts_when_a_device_is_expected_t
     assert status.readiness is not None
     assert (status.readiness.state, status.readiness.num_seqs) == (ModelState.LOADING, 2)
     assert (await queue.stats()).estimated_wait_s == 0.0
+
+
+async def test_events_say_that_a_request_waits_for_its_model_and_why_it_was_returned(
+    commands: CommandConnection, broker: Broker, homes: Homes
+) -> None:
+    history = RequestHistory(commands, broker.keys)
+    await enqueue(broker, "early")
+    await enter(homes, "d0")
+    await enqueue(broker, "asleep")
+    for claim in await take(broker, "e0", 2):
+        await broker.release([held(claim.request_id)], cause="swapped for n")
+    await enqueue(broker, "awake")
+    causes = {name: [event.cause for event in await history.history(name)] for name in ("early", "asleep", "awake")}
+    assert causes == {
+        "early": ["", "", "swapped for n"],
+        "asleep": ["waiting_for_wake", "", "swapped for n"],
+        "awake": [""],
+    }

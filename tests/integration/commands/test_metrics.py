@@ -21,6 +21,7 @@ from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.keys import Keys
+from penstock.shared.messages.devices import DeviceModel, DeviceRecord
 from penstock.shared.messages.supervision import EngineState
 from penstock.shared.metrics.exposition import MetricNames
 from penstock.shared.stats import EngineStats
@@ -110,6 +111,25 @@ async def test_an_engine_is_requested_for_a_model_that_no_worker_has_served(
         await until_told(http, 'penstock_wanted_engines{model_name="org/new"} 1.0')
     reply = (await http.get("/wanted/org/new")).json()
     assert reply == {"model": "org/new", "replicas": 1, "wanted_engines": 1.0, "num_engines": 0}
+
+
+async def test_a_sleeping_model_wants_an_engine_and_its_device_has_metrics(
+    server: RedisServer, http: httpx.AsyncClient, client: Client
+) -> None:
+    await serve(server.url, EngineState.SLEEPING)
+    commands, keys = CommandConnection(server.url), Keys()
+    device = DeviceRecord(
+        device_id="w/cpu", worker_id="w", host="h", device="cpu", models=[DeviceModel(name="m", phase="on disk")]
+    )
+    await commands.execute("SADD", keys.devices(), "w/cpu")
+    await commands.execute("SET", keys.device("w/cpu"), msgspec.json.encode(device))
+    await commands.close()
+    await client.submit("hi", SamplingParams(max_tokens=10), model="m")
+    await until_told(
+        http,
+        'penstock_wanted_engines{model_name="m"} 1.0',
+        'penstock_model_state{device="h/cpu",model_name="m",state="on disk"} 1.0',
+    )
 
 
 async def test_engines_have_metrics_under_vllms_names_too(server: RedisServer, http: httpx.AsyncClient) -> None:

@@ -24,6 +24,9 @@ from ..reporting.heartbeat import Heartbeat
 from ..reporting.observers import Departure, RequestObserver
 from ..requests.running_generations import RunningGenerations
 
+# In events of requests that return to the queue.
+_CAUSE = "its engine went to sleep"
+
 log = structlog.get_logger()
 
 
@@ -69,7 +72,7 @@ class SleepControl:
         After a failure, an engine that is awake continues to serve.
         """
         try:
-            await self.clear(call.mode, call.drain_timeout_s)
+            await self.clear(call.mode, call.drain_timeout_s, cause=call.cause or _CAUSE)
             # Before memory is released: if the engine dies now, others may use the memory before it starts again.
             self._heartbeat.set_sleep_level(max(call.level, self._heartbeat.sleep_level))
             state = await self._ask(call)
@@ -95,11 +98,12 @@ class SleepControl:
         finally:
             await self.resume()
 
-    async def clear(self, mode: str, timeout_s: float, *, may_hand_back: bool = True) -> None:
+    async def clear(self, mode: str, timeout_s: float, *, may_hand_back: bool = True, cause: str = "") -> None:
         """Pause claiming until ``resume``, and clear the engine of requests in the way of ``Sleep.mode``.
 
         Args:
             may_hand_back: whether requests that still run after ``timeout_s`` may return to the queue.
+            cause: why, for the events of those that return.
 
         Raises:
             EngineTimeoutError: mode is "wait", requests still run after ``timeout_s``, and ``may_hand_back`` is False.
@@ -108,7 +112,7 @@ class SleepControl:
         await self._modes[mode](timeout_s)
         if mode == "wait" and not may_hand_back and len(self._live):
             raise EngineTimeoutError(f"{len(self._live)} requests still run after {timeout_s:g} s (drain_timeout_s)")
-        await self._hand_back()
+        await self._hand_back(cause)
 
     async def resume(self) -> None:
         """Serve again after ``clear``, if the core is awake."""
@@ -141,20 +145,20 @@ class SleepControl:
             self._observer.record_end(generation, delta)
             self._forget(generation.request_id)
 
-    async def _hand_back(self) -> None:
+    async def _hand_back(self, cause: str) -> None:
         """Return all requests to the queue, after all that they have generated is in Redis."""
         for generation in self._live.all():
             self._observer.record_departure(generation, Departure.HANDED_BACK)
             self._forget(generation.request_id)
-        num_returned = sum(await asyncio.gather(*map(self._release, self._parts)))
+        num_returned = sum(await asyncio.gather(*(self._release(part, cause) for part in self._parts)))
         if num_returned:
             log.info("requests_handed_back", num_requests=num_returned)
 
-    async def _release(self, part: ServedPartition) -> int:
+    async def _release(self, part: ServedPartition, cause: str) -> int:
         await part.publisher.flush()
         # Ask Redis for the claims, because the reply of a claim may have been lost.
         claims = await part.broker.claims(self._engine_id)
-        return await part.broker.release(claims) if claims else 0
+        return await part.broker.release(claims, cause=cause) if claims else 0
 
     def _forget(self, request_id: str) -> None:
         core_id = self._live.remove(request_id)

@@ -104,6 +104,17 @@ local function unblock(prefix, tenant)
   wake_engines(prefix, math.min(may_start, (waiting(prefix, prefix .. 'tenant:' .. tenant))))
 end
 
+-- Return the cause in the event of a request that enters its lane: "waiting_for_wake" if no engine claims, and devices
+-- may wake one (homes.lua).
+local entry_cause
+local function waiting_cause(prefix)
+  if not entry_cause then
+    local is_asleep = redis.call('EXISTS', prefix .. 'homes') == 1 and redis.call('EXISTS', prefix .. 'rooms') == 0
+    entry_cause = is_asleep and 'waiting_for_wake' or ''
+  end
+  return entry_cause
+end
+
 -- Append a request to its lane and write its hash, of which record is a part, with its first event, of this kind. Call
 -- count_entered last.
 local entered = {}
@@ -124,7 +135,7 @@ local function enter_lane(prefix, id, payload, tenant, band, prompt, most, deadl
   sums.first, sums.first_id = sums.first or entry, sums.first_id or id
   sums.depth, sums.tokens, sums.number = sums.depth + 1, sums.tokens + prompt + most, sums.number + 1
   record[#record + 1], record[#record + 2] = note_move(prefix, id, tenant, band, kind, 0, '',
-    '\n\n\n0\n' .. prompt .. '\n' .. most)
+    '\n\n' .. waiting_cause(prefix) .. '\n0\n' .. prompt .. '\n' .. most)
   redis.call('HSET', prefix .. 'request:' .. id, 'state', 'queued', 'count', '0', 'entry', entry, 'number', sums.number,
     'tenant', tenant, 'band', band, unpack(record))
 end
