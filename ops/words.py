@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping
 
 from ..shared.errors import ValidationError
-from ..shared.queue.lifecycle import EventKind
+from ..shared.queue.lifecycle import EventKind, RequestState
 from ..shared.values.shown import shown
 
 # Seconds, name, and the count from which the next unit is used: "90 s" is more precise than "2 min".
@@ -16,17 +17,25 @@ _AGE = re.compile(r"(\d{1,9})([smhd])")
 _AGE_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # Events whose names need other words.
 _EVENTS = {
-    EventKind.HANDED_BACK: "handed back",
-    EventKind.RECLAIMED: "reclaimed from a dead engine",
+    EventKind.HANDED_BACK: "requeued",
+    EventKind.RECLAIMED: "requeued after the death of its engine",
     EventKind.CONTINUED: "queued with more input",
-    EventKind.AWAITING_INPUT: "awaits input",
+    EventKind.AWAITING_INPUT: "waits for input",
+}
+# States of a request that have other names for people.
+_STATES = {
+    RequestState.QUEUED: "waiting",
+    RequestState.CLAIMED: "running",
+    RequestState.AWAITING_INPUT: "waiting for input",
 }
 
 
 def format_duration(seconds: float | None) -> str:
     """Return a duration in a fitting unit, "0.4 s" or "3 min"; "-" if it is unknown."""
-    if seconds is None:
+    if seconds is None or math.isnan(seconds):
         return "-"
+    if math.isinf(seconds):
+        return "for ever"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     for size, unit, limit in _UNITS:
@@ -60,3 +69,8 @@ def parse_age(text: str) -> int:
 def event_words(kind: EventKind) -> str:
     """Return an event of a request in words."""
     return _EVENTS.get(kind, kind.value)
+
+
+def state_words(state: str) -> str:
+    """Return a state of a request in words; a state of a newer version as it is."""
+    return _STATES.get(RequestState(state), state) if state in tuple(RequestState) else state

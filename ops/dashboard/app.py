@@ -80,6 +80,7 @@ def dashboard(
         routes += Login(resolve, runtime, renderer).routes
     for page in PAGES:
         routes += endpoints.of_page(page)
+    routes.append(Route("/columns", endpoints.choose_columns, methods=["POST"]))
     routes += [Route(action.path, endpoints.of_action(action), methods=["POST"]) for action in ACTIONS]
     app = Starlette(
         routes=routes,
@@ -100,9 +101,9 @@ def _sender(name: str, data: bytes) -> Callable[[Request], Awaitable[Response]]:
     kind = mimetypes.types_map[Path(name).suffix]
     headers = {"etag": f'"{hashlib.sha256(data).hexdigest()[:16]}"', "cache-control": f"private, max-age={MAX_AGE_S}"}
 
-    async def send(request: Request) -> Response:
+    async def send_file(request: Request) -> Response:
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
         return Response(data, media_type=kind, headers=headers)
 
-    return send
+    return send_file

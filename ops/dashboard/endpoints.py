@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import parse_qsl, quote, unquote
 
 from redis.exceptions import RedisError
@@ -19,16 +19,19 @@ from ...shared.errors import (
     RequestNotFoundError,
     UnknownBatchError,
     UnknownModelError,
+    ValidationError,
 )
 from ...shared.values.shown import shown
 from ..views.access import Access
 from ..views.page import Action, ActionContext, Page, View
 from ..views.source import PageSnapshot
+from .columns import COLUMNS_COOKIE, HIDDEN, hidden_after, hidden_of
 from .render import Renderer, as_csv, as_json, query
 from .runtime import DashboardRuntime, Topic
 
 NOTE_COOKIE = "penstock_note"
 MAX_NOTE_CHARS = 500
+COLUMNS_S = 365 * 24 * 3600
 MAX_FORM_BYTES = 64 * 1024
 
 _UNKNOWN = (UnknownModelError, RequestNotFoundError, EngineNotFoundError, UnknownBatchError)
@@ -77,17 +80,30 @@ class Endpoints:
             finally:
                 self._runtime.source.clear_cache()
             page = self._renderer.named(action.back)
-            params = {name: body[name] for name in page.query if body.get(name)}
+            params = _params_after(page, body) | _hidden(request)
             if action.is_shown_once:
                 view = await self._read_view(page, params, access)
                 return HTMLResponse(self._renderer.page(page, view, params, access, root_of(request), note))
-            response = RedirectResponse(f"{root_of(request)}{page.path}{query(**params)}", 303)
+            response = RedirectResponse(_address(request, page, params), 303)
             response.set_cookie(
                 NOTE_COOKIE, quote(note[:MAX_NOTE_CHARS]), max_age=60, path=root_of(request) or "/", httponly=True
             )
             return response
 
         return endpoint
+
+    async def choose_columns(self, request: Request) -> Response:
+        """Store the visible columns of a page's tables in this browser."""
+        body = await read_form(request) or {}
+        try:
+            page = self._renderer.named(body.get("page", ""))
+        except ValidationError as error:
+            return self._error_page(request, f"nothing was done: {error}", 400)
+        response = RedirectResponse(_address(request, page, _params_after(page, body)), 303)
+        chosen = hidden_after(page.name, body, hidden_of(request.cookies))
+        path = root_of(request) or "/"
+        response.set_cookie(COLUMNS_COOKIE, chosen, max_age=COLUMNS_S, path=path, httponly=True, samesite="lax")
+        return response
 
     async def not_found(self, request: Request, _: Exception) -> Response:
         """Return the error page for an unknown path."""
@@ -153,8 +169,24 @@ def root_of(request: Request) -> str:
 
 
 def _params(page: Page, request: Request) -> dict[str, str]:
-    """Return the parameters of the query that the page knows. Others are ignored."""
-    return {name: request.query_params[name] for name in page.query if request.query_params.get(name)}
+    """Return the parameters of the query that the page knows, and the columns that the browser hides."""
+    params = {name: request.query_params[name] for name in page.query if request.query_params.get(name)}
+    return params | _hidden(request)
+
+
+def _hidden(request: Request) -> dict[str, str]:
+    hidden = hidden_of(request.cookies)
+    return {HIDDEN: hidden} if hidden else {}
+
+
+def _params_after(page: Page, body: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of the page after a form: those of the page before it, or fields of the form."""
+    before = dict(parse_qsl(body.get("back", "")))
+    return {name: value for name in page.query if (value := before.get(name) or body.get(name, ""))}
+
+
+def _address(request: Request, page: Page, params: Mapping[str, str]) -> str:
+    return f"{root_of(request)}{page.path}{query(**{name: params.get(name, '') for name in page.query})}"
 
 
 async def read_form(request: Request) -> dict[str, str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ import msgspec
 from jinja2 import DictLoader, Environment, StrictUndefined
 
 from ...producer.control.secret_keys import Role
+from ...shared.errors import ValidationError
+from ...shared.values.shown import shown
 from ..views.access import Access
 from ..views.page import Page, Params, View
-from ..views.words import as_unit, duration, length_of_time, moment, number, percent, plain, size
+from ..views.words import ago, as_unit, duration, length_of_time, moment, number, percent, plain, size, state_words
+from .columns import HIDDEN, table_of, tables_of
 
 _FOLDER = Path(__file__).parent / "templates"
 # Read at import, because file access would block the event loop.
@@ -53,6 +57,8 @@ FILTERS = {
     "length_of_time": length_of_time,
     "as_unit": as_unit,
     "moment": moment,
+    "ago": ago,
+    "state_words": state_words,
     "number": number,
     "percent": percent,
     "size": size,
@@ -84,7 +90,13 @@ class Renderer:
         return "".join(template.blocks["live"](template.new_context(self._values(page, view, params, access, root))))
 
     def named(self, name: str) -> Page:
-        """Return the page with a name."""
+        """Return the page with a name.
+
+        Raises:
+            ValidationError: no page has this name.
+        """
+        if name not in self._by_name:
+            raise ValidationError(f"page must be one of {', '.join(self._by_name)}, got {shown(name)}")
         return self._by_name[name]
 
     def plain(self, name: str, root: str, **values: Any) -> str:
@@ -97,12 +109,19 @@ class Renderer:
         return _ENVIRONMENT.get_template(f"{page.name}.html")
 
     def _values(self, page: Page, view: View, params: Params, access: Access, root: str) -> dict[str, Any]:
+        query_params = {name: params.get(name, "") for name in page.query}
+        has_actions = access.role.covers(Role.OPERATOR)
         return {
+            "now": time.time(),
             **view,
             "page": page,
             "has_login": self._has_login,
             "title": title_of(page, params),
-            "params": {name: params.get(name, "") for name in page.query},
+            "params": query_params,
+            "back": query(**query_params).removeprefix("?"),
+            "hidden": params.get(HIDDEN, ""),
+            "tables": tables_of(page.name),
+            "shape_of": lambda key: table_of(page.name, key, has_actions=has_actions),
             "url": _urls(root),
             "may": lambda role: access.role.covers(Role(role)),
             "sees_contents": access.sees_contents,

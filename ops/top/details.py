@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..views.page import View
 from ..views.request import RequestInput
-from ..views.words import duration, length_of_time, moment, number, percent, plain, size
+from ..views.words import duration, length_of_time, moment, number, percent, plain, size, state_words
 
 BAR_WIDTH = 20
 _HIDDEN = "start `penstock top` with --show-contents to see prompts and outputs"
@@ -51,7 +51,7 @@ def request_text(view: View) -> Text:
     sheet = _Sheet(f"request {view['request_id']} of {view['model']}")
     sheet.facts(
         {
-            "state": status.state,
+            "state": state_words(status.state),
             "tenant": f"{status.tenant}, band {status.band}",
             "engine": status.engine_id,
             "attempts": status.num_attempts,
@@ -65,7 +65,7 @@ def request_text(view: View) -> Text:
             "prompt tokens": row["prompt_tokens"],
             "waited": _length(row["queue_time_s"]),
             "first token": _length(row["time_to_first_token_s"]),
-            "took": _length(row["latency_s"]) if row["finish_reason"] else None,
+            "took in all": _length(row["latency_s"]) if row["finish_reason"] else None,
         }
     )
     if view["rows"]:
@@ -145,8 +145,8 @@ def parked_text(view: View) -> Text:
     sheet.facts(
         {
             "parked": moment(row["parked_at"]),
-            "deliveries": row["deliveries"],
-            "deaths in a row": row["deaths"],
+            "attempts": row["deliveries"],
+            "engine deaths in a row": row["deaths"],
             "output tokens": number(row["output_tokens"]),
             "engine": row["engine"],
             "last step": view["last_step"],

@@ -165,5 +165,7 @@ def _contains(table: Table, row: Row, search: str) -> bool:
     return not search or any(search in column.text(row).casefold() for column in table.columns)
 
 
-def _sortable(value: Any) -> Any:
-    return value if isinstance(value, int | float) else str(value).casefold()
+def _sortable(value: Any) -> tuple[bool, Any]:
+    """Return a key that orders numbers before texts, so that a column with both can be sorted."""
+    is_number = isinstance(value, int | float)
+    return not is_number, value if is_number else str(value).casefold()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ..views.page import View
 from ..views.pages import ACTIONS, PAGES
-from ..views.words import duration, length_of_time, moment, number, percent, size
+from ..views.words import duration, length_of_time, moment, number, percent, size, state_words
 from .details import engine_text, parked_text, request_text
 from .table import Choice, Column, Detail, Jump, Move, Offer, Row, Table
 
@@ -30,9 +30,9 @@ def _pause_or_resume(model: str, *, is_paused: bool) -> Offer:
     """Return the change that pauses or resumes a queue."""
     if is_paused:
         return _offer("/queue/resume", f"resume the queue of {model}?", {"model": model})
-    run_on = Choice("y", "yes, running requests keep running", {"model": model, "running": "run on"})
-    put_back = Choice("b", "yes, and requeue running requests", {"model": model, "running": "put back"})
-    return Offer(_ACTIONS["/queue/pause"], f"pause the queue of {model}?", (run_on, put_back))
+    keep = Choice("y", "yes, running requests keep running", {"model": model})
+    requeue = Choice("r", "yes, and requeue running requests", {"model": model, "requeue": "1"})
+    return Offer(_ACTIONS["/queue/pause"], f"pause the queue of {model}?", (keep, requeue))
 
 
 @_needs_row
@@ -113,7 +113,7 @@ def _queue_lines(view: View) -> list[str]:
     wait = duration(stats.estimated_wait_s)
     bands = ", ".join(f"{band.band} {number(band.depth)}" for band in stats.bands)
     count = _count_words(view["num_tenants"], "tenant")
-    first = f"{view['model']}: {state}, {number(stats.depth)} wait ({bands}), {number(stats.num_running)} run"
+    first = f"{view['model']}: {state}, {number(stats.depth)} waiting ({bands}), {number(stats.num_running)} running"
     return [first, f"est wait {wait}, {count}" + ("" if view["is_sorted"] else ", by name: q=TEXT in the filter")]
 
 
@@ -121,7 +121,7 @@ def _requests_lines(view: View) -> list[str]:
     if not view["model"]:
         return ["no models: no worker has served on this Redis yet"]
     shown = f"shown: {view['words']}" if view["is_filtered"] else f"at most {view['most']} of each are shown"
-    return [f"{view['model']}: {number(view['num_running'])} run, {number(view['num_waiting'])} wait; {shown}"]
+    return [f"{view['model']}: {number(view['num_running'])} running, {number(view['num_waiting'])} waiting; {shown}"]
 
 
 def _engines_lines(view: View) -> list[str]:
@@ -185,13 +185,13 @@ MODELS = Table(
         Column("EST WAIT", "estimated_wait_s", duration, True),
         Column("RUNNING", "running", number, True),
         Column("TOK/S", "tokens_per_s", number, True),
-        Column("TTFT", "ttft_p50_s", length_of_time, True),
+        Column("TTFT P50", "ttft_p50_s", length_of_time, True),
         Column("PARKED", "parked", number, True),
         Column("ENGINES", "engines", number, True),
         Column("OLDEST", "oldest_age_s", duration, True),
-        Column("ITL", "itl_p50_s", length_of_time, True),
-        Column("TTFT P95", "ttft_p95_s", length_of_time, True),
-        Column("WAITING TOKENS", "waiting_tokens", number, True),
+        Column("ITL P50", "itl_p50_s", length_of_time, True),
+        Column("TTFT P99", "ttft_p99_s", length_of_time, True),
+        Column("TOKENS WAITING", "waiting_tokens", number, True),
         Column("REQ/S", "requests_per_s", number, True),
     ),
     identity=("model",),
@@ -212,9 +212,9 @@ TENANTS = Table(
         Column("RUNNING", "running", number, True),
         Column("WEIGHT", "weight", number, True),
         Column("SHARE", "share", percent, True),
-        Column("LANES", "lanes", _lanes),
-        Column("TOKENS", "waiting_tokens", number, True),
-        Column("BLOCKED", "blocked_for_s", duration, True),
+        Column("BANDS", "lanes", _lanes),
+        Column("TOKENS WAITING", "waiting_tokens", number, True),
+        Column("OVER QUOTA", "blocked_for_s", duration, True),
     ),
     identity=("tenant",),
     headline=_queue_lines,
@@ -229,17 +229,17 @@ REQUESTS = Table(
     _PAGES["requests"],
     (
         Column("REQUEST", "request"),
-        Column("STATE", "state"),
+        Column("STATE", "state", state_words),
         Column("TENANT", "tenant"),
         Column("TOKENS", "output_tokens", number, True),
-        Column("AHEAD", "position", number, True),
-        Column("STARTS IN", "estimated_start_s", duration, True),
+        Column("REQUESTS AHEAD", "position", number, True),
+        Column("EST START", "estimated_start_s", duration, True),
         Column("ENGINE", "engine"),
         Column("BAND", "band"),
         Column("WAITED", "waited_s", length_of_time, True),
-        Column("TOOK", "took_s", length_of_time, True),
+        Column("RAN FOR", "took_s", length_of_time, True),
         Column("ATTEMPTS", "attempts", number, True),
-        Column("CHANGED (UTC)", "moved_at", moment),
+        Column("LAST CHANGE (UTC)", "moved_at", moment),
         Column("CAUSE", "cause"),
     ),
     identity=("model", "request"),
@@ -256,18 +256,18 @@ ENGINES = Table(
     (
         Column("ENGINE", "engine"),
         Column("STATE", "state_words"),
-        Column("RUN", "running", number, True),
-        Column("WAIT", "waiting_inside", number, True),
-        Column("KV", "kv_cache_usage", percent, True),
+        Column("RESTARTS", "restarts", number, True),
+        Column("RUNNING", "running", number, True),
+        Column("KV CACHE", "kv_cache_usage", percent, True),
         Column("TOK/S", "tokens_per_s", number, True),
         Column("STEP", "step_p50_s", length_of_time, True),
         Column("MEMORY", "core_memory_bytes", size, True),
-        Column("RESTARTS", "restarts", number, True),
+        Column("QUEUED INSIDE", "waiting_inside", number, True),
         Column("MODEL", "model"),
         Column("WORKER", "worker"),
         Column("DEVICE", "device"),
         Column("DEVICE MEMORY", "device_memory_bytes", size, True),
-        Column("ERROR", "error"),
+        Column("LAST ERROR", "error"),
     ),
     identity=("engine",),
     headline=_engines_lines,
@@ -282,11 +282,11 @@ DEAD = Table(
     (
         Column("REQUEST", "request"),
         Column("CAUSE", "cause"),
-        Column("DEATHS", "deaths", number, True),
+        Column("ENGINE DEATHS", "deaths", number, True),
         Column("ENGINE", "engine"),
         Column("MODEL", "model"),
         Column("PARKED (UTC)", "parked_at", moment),
-        Column("DELIVERIES", "deliveries", number, True),
+        Column("ATTEMPTS", "deliveries", number, True),
         Column("TOKENS", "output_tokens", number, True),
         Column("INPUT", "input_hash"),
     ),
@@ -294,8 +294,8 @@ DEAD = Table(
     headline=_dead_lines,
     opens=_open_parked,
     moves=(
-        Move("r", "replay", _replay_parked),
-        Move("R", "replay input", _replay_input),
+        Move("r", "retry", _replay_parked),
+        Move("R", "retry input", _replay_input),
         Move("x", "purge", _purge_parked),
     ),
 )

@@ -1,12 +1,14 @@
-"""Charts of metrics over hours, each with a table. They are drawn here as SVG paths, so pages need no script.
+"""Charts of metrics over hours, each with a table. They are drawn as SVG, so pages need no script.
 
-A chart has lines in a box of 100 by 30. A line is interrupted where values are unknown.
+The lines of a chart lie in a box of 100 by 30. A line is interrupted where values are unknown. A script reads the value
+at the cursor from the table.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +17,35 @@ from ...shared.broker.series import SeriesPoint, summed_points
 from ...shared.errors import RedisUnavailableError, ValidationError
 from ...shared.partitions import read_series
 from .source import PATIENCE_S, PageSnapshot, together
+from .words import moment
 
 WIDTH, HEIGHT = 100.0, 30.0
-# Hours and step in seconds, by the value of ``span`` in the query.
-SPANS: Mapping[str, tuple[float, int]] = {"1h": (1, 60), "24h": (24, 600), "7d": (168, 3600)}
+# Query parameters that select what the charts show.
+CHART_QUERY = ("span", "compare")
 DEFAULT_SPAN = "1h"
 # Engines add to a series about this often.
 CACHED_S = 10.0
 # States that count as failures.
 _FAILED = ("failed", "expired", "parked")
 Value = Callable[[SeriesPoint, int], float | None]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A period to show: hours, seconds of a step and of a mark on the axis of time, and the words for both formats."""
+
+    hours: float
+    step_s: int
+    mark_s: int
+    mark_format: str
+    step_words: str
+
+
+SPANS: Mapping[str, Span] = {
+    "1h": Span(1, 60, 900, "%H:%M", "minute"),
+    "24h": Span(24, 600, 6 * 3600, "%H:%M", "10 minutes"),
+    "7d": Span(168, 3600, 2 * 86400, "%b %d", "hour"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,36 +57,55 @@ class Line:
     value: Value
 
 
+@dataclass(frozen=True)
+class Chart:
+    """A chart: its title, the filter that formats its values, and its lines. ``is_per_step`` completes the title."""
+
+    title: str
+    unit: str
+    lines: tuple[Line, ...]
+    is_per_step: bool = False
+
+
+def _has_sample(point: SeriesPoint) -> bool:
+    """Return whether any process has counted in this step. If none has, its sums are unknown, not 0."""
+    return bool(point.gauges or point.tokens_in or point.tokens_out or point.ended)
+
+
 def _rate(name: str) -> Value:
-    return lambda point, step_s: getattr(point, name) / step_s
+    return lambda point, step_s: getattr(point, name) / step_s if _has_sample(point) else None
 
 
 def _gauge(name: str) -> Value:
     return lambda point, _: point.gauges.get(name)
 
 
-def _quantile(name: str, share: float) -> Value:
-    def value(point: SeriesPoint, _: int) -> float | None:
-        quantile = point.quantile(name, share)
-        if quantile is None or not math.isinf(quantile):
-            return quantile
-        return point.histograms[name].bounds[-1] if point.histograms[name].bounds else None
+def quantile_of(point: SeriesPoint, name: str, share: float) -> float | None:
+    """Return an upper bound of this share of the values; the largest bound for larger values; None without values."""
+    quantile = point.quantile(name, share)
+    if quantile is None or not math.isinf(quantile):
+        return quantile
+    return point.histograms[name].bounds[-1] if point.histograms[name].bounds else None
 
-    return value
+
+def _quantile(name: str, share: float) -> Value:
+    return lambda point, _: quantile_of(point, name, share)
 
 
 def _ended(*states: str) -> Value:
-    return lambda point, _: float(sum(point.ended.get(state, 0) for state in states))
+    return lambda point, _: float(sum(point.ended.get(one, 0) for one in states)) if _has_sample(point) else None
 
 
-# Title, filter that formats the values, lines.
-CHARTS: tuple[tuple[str, str, tuple[Line, ...]], ...] = (
-    (
+CHARTS = (
+    Chart(
         "Tokens per second",
         "number",
-        (Line("in", "tokens_in_per_s", _rate("tokens_in")), Line("out", "tokens_out_per_s", _rate("tokens_out"))),
+        (
+            Line("prompt", "tokens_in_per_s", _rate("tokens_in")),
+            Line("output", "tokens_out_per_s", _rate("tokens_out")),
+        ),
     ),
-    (
+    Chart(
         "Requests ended",
         "number",
         (
@@ -73,25 +113,26 @@ CHARTS: tuple[tuple[str, str, tuple[Line, ...]], ...] = (
             Line("cancelled", "cancelled", _ended("cancelled")),
             Line("failed, expired or parked", "failed", _ended(*_FAILED)),
         ),
+        is_per_step=True,
     ),
-    (
-        "Time to the first token",
+    Chart(
+        "Time to first token",
         "length_of_time",
         (
-            Line("half within", "ttft_p50_s", _quantile("time_to_first_token_s", 0.5)),
-            Line("99 % within", "ttft_p99_s", _quantile("time_to_first_token_s", 0.99)),
+            Line("p50", "ttft_p50_s", _quantile("time_to_first_token_s", 0.5)),
+            Line("p99", "ttft_p99_s", _quantile("time_to_first_token_s", 0.99)),
         ),
     ),
-    (
+    Chart(
         "Time between tokens",
         "length_of_time",
         (
-            Line("half within", "itl_p50_s", _quantile("inter_token_latency_s", 0.5)),
-            Line("99 % within", "itl_p99_s", _quantile("inter_token_latency_s", 0.99)),
+            Line("p50", "itl_p50_s", _quantile("inter_token_latency_s", 0.5)),
+            Line("p99", "itl_p99_s", _quantile("inter_token_latency_s", 0.99)),
         ),
     ),
-    (
-        "Waiting and running",
+    Chart(
+        "Waiting and running requests",
         "number",
         (Line("waiting", "waiting", _gauge("waiting")), Line("running", "running", _gauge("running"))),
     ),
@@ -104,64 +145,109 @@ async def read_charts(snapshot: PageSnapshot, models: Sequence[str], params: Map
     Raises:
         ValidationError: the query's ``span`` is not in ``SPANS``.
     """
-    span = params.get("span") or DEFAULT_SPAN
-    if span not in SPANS:
-        raise ValidationError(f"span must be one of {', '.join(SPANS)}, got {span!r}")
+    name, is_compared = params.get("span") or DEFAULT_SPAN, bool(params.get("compare"))
+    if name not in SPANS:
+        raise ValidationError(f"span must be one of {', '.join(SPANS)}, got {name!r}")
+    span = SPANS[name]
 
-    async def read() -> dict[str, Any]:
-        series = await together(*(_points(snapshot, model, span) for model in models))
+    async def read_all() -> dict[str, Any]:
+        series = await together(*(_points(snapshot, model, span, is_compared) for model in models))
         counted = [points for points in series if points]
         points = summed_points(counted) if counted else []
-        charts = [_chart(title, unit, lines, points, SPANS[span][1]) for title, unit, lines in CHARTS]
+        num = min(len(points), round(3600 * span.hours / span.step_s))
+        now, before = points[len(points) - num :], points[: len(points) - num]
+        charts = [_drawn_chart(chart, now, before, span) for chart in CHARTS]
         return {
-            "span": span,
+            "span": name,
             "spans": list(SPANS),
+            "is_compared": is_compared,
             "charts": charts,
-            "has_counted": any(chart["rows"] for chart in charts),
+            "has_counted": any(chart["has_counted"] for chart in charts),
         }
 
-    return await snapshot.source.cached(("charts", span, *models), CACHED_S, read)
+    return await snapshot.source.cached(("charts", name, is_compared, *models), CACHED_S, read_all)
 
 
-async def _points(snapshot: PageSnapshot, model: str, span: str) -> list[SeriesPoint]:
-    """Return the finished steps of a model's span, without the current one; [] if its Redis is unreachable."""
-    source, (hours, step_s) = snapshot.source, SPANS[span]
+async def _points(snapshot: PageSnapshot, model: str, span: Span, is_compared: bool) -> list[SeriesPoint]:
+    """Return the finished steps of a model's span, without the current one; [] if its Redis is unreachable.
+
+    If the span is compared, the steps of the one before come first.
+    """
+    source, hours = snapshot.source, span.hours * (2 if is_compared else 1)
     try:
         async with asyncio.timeout(PATIENCE_S):
-            return (await read_series(source.connection, source.keys, model, hours=hours, step_s=step_s))[:-1]
+            return (await read_series(source.connection, source.keys, model, hours=hours, step_s=span.step_s))[:-1]
     except (TimeoutError, RedisUnavailableError):
         return []
 
 
-def _chart(title: str, unit: str, lines: Sequence[Line], points: Sequence[SeriesPoint], step_s: int) -> dict[str, Any]:
-    """Return a chart and its table, which has no rows if nothing was counted."""
-    columns = [[line.value(point, step_s) for point in points] for line in lines]
-    limit = max((value for column in columns for value in column if value is not None), default=0.0)
-    rows = [
-        {"from": point.at, **{line.column: column[i] for line, column in zip(lines, columns, strict=True)}}
-        for i, point in enumerate(points)
-        if any(column[i] for column in columns)
-    ]
+def _drawn_chart(chart: Chart, now: Sequence[SeriesPoint], before: Sequence[SeriesPoint], span: Span) -> dict[str, Any]:
+    """Return a chart with its lines, axes and table. The lines of the period ``before`` follow those of ``now``."""
+    lines = [(line.word, line.column, line.column, now) for line in chart.lines]
+    if before:
+        lines += [(f"{line.word} before", f"{line.column}_before", line.column, before) for line in chart.lines]
+    values = {line.column: line.value for line in chart.lines}
+    columns = []
+    for _, _, column, points in lines:
+        numbers = [values[column](point, span.step_s) for point in points]
+        columns.append([None] * (len(now) - len(numbers)) + numbers)
+    limit = nice_limit(max((value for column in columns for value in column if value is not None), default=0.0))
+    starts = [point.at for point in now]
     return {
-        "title": title,
-        "unit": unit,
-        "most": limit,
+        "title": f"{chart.title} per {span.step_words}" if chart.is_per_step else chart.title,
+        "unit": chart.unit,
+        "levels": [limit, limit / 2, 0.0],
+        "marks": _marks(starts, span),
         "lines": [
-            {"word": line.word, "column": line.column, "path": path_of(column, limit), "last": _last(column)}
-            for line, column in zip(lines, columns, strict=True)
+            {"word": word, "column": name, "path": path_of(column, limit), "last": _last(column)}
+            for (word, name, _, _), column in zip(lines, columns, strict=True)
         ],
-        "rows": rows,
-        "began_at": points[0].at if points else None,
+        "rows": [
+            {
+                "from": at,
+                "x": round(_x(i, len(starts)), 1),
+                **{name: column[i] for (_, name, _, _), column in zip(lines, columns, strict=True)},
+            }
+            for i, at in enumerate(starts)
+        ],
+        "has_counted": any(value for column in columns for value in column),
     }
 
 
-def facts_of(history: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables of the charts by title, for programs."""
-    return {chart["title"]: chart["rows"] for chart in history["charts"]}
+def _marks(starts: Sequence[float], span: Span) -> list[tuple[float, str]]:
+    """Return place (of a width of 100) and text of the marks on the axis of time, at round times of UTC."""
+    return [
+        (round(_x(i, len(starts)), 1), time.strftime(span.mark_format, time.gmtime(at)))
+        for i, at in enumerate(starts)
+        if int(at) % span.mark_s == 0
+    ]
+
+
+def nice_limit(value: float) -> float:
+    """Return the end of an axis for values up to ``value``: 1, 2 or 5 times a power of ten."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= value * (1 - 1e-9))
+
+
+def rows_of(history: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return one row for each step with the columns of all charts, for programs and spreadsheets."""
+    charts = history["charts"]
+    by_step = zip(*(chart["rows"] for chart in charts), strict=True)
+    return [
+        {"from": rows[0]["from"], "from_utc": moment(rows[0]["from"])}
+        | {name: value for row in rows for name, value in row.items() if name not in ("from", "x")}
+        for rows in by_step
+    ]
 
 
 def _last(column: Sequence[float | None]) -> float | None:
     return next((value for value in reversed(column) if value is not None), None)
+
+
+def _x(index: int, number: int) -> float:
+    return WIDTH * index / max(1, number - 1)
 
 
 def path_of(column: Sequence[float | None], limit: float) -> str:
@@ -171,9 +257,8 @@ def path_of(column: Sequence[float | None], limit: float) -> str:
         if value is None:
             is_down = False
             continue
-        x = WIDTH * i / max(1, len(column) - 1)
         y = HEIGHT * (1 - value / limit) if limit else HEIGHT
         # A move alone draws nothing. "h0" draws a dot with a round cap for a point between two gaps.
-        parts.append(f"{'L' if is_down else 'M'}{x:.1f} {y:.1f}" + ("" if is_down else "h0"))
+        parts.append(f"{'L' if is_down else 'M'}{_x(i, len(column)):.1f} {y:.1f}" + ("" if is_down else "h0"))
         is_down = True
     return "".join(parts)

@@ -27,7 +27,11 @@ _CONTENT_FIELDS = ("stop", "bad_words", "structured_outputs", "extra_args")
 MAX_SHOWN_CHARS = 20_000
 # Of a total width of 100, so that spans without duration are visible.
 LEAST_WIDTH = 0.6
-_SPAN_WORDS = {RequestState.QUEUED: "waits", RequestState.CLAIMED: "runs", RequestState.AWAITING_INPUT: "awaits input"}
+_SPAN_WORDS = {
+    RequestState.QUEUED: "waits",
+    RequestState.CLAIMED: "runs",
+    RequestState.AWAITING_INPUT: "waits for input",
+}
 
 
 class RequestInput(msgspec.Struct, frozen=True):

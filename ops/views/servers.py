@@ -94,13 +94,13 @@ async def _read_server(link: CommandConnection, models: tuple[str, ...]) -> Serv
 async def read_slow(snapshot: PageSnapshot) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the newest slow calls of all servers, and a sentence for each server that refuses to list them."""
 
-    async def read() -> tuple[list[dict[str, Any]], list[str]]:
+    async def read_calls() -> tuple[list[dict[str, Any]], list[str]]:
         links = [link for link, _ in await links_of(snapshot)]
         replies = await asyncio.gather(*(_read_slow_log(link, snapshot.source.keys.namespace) for link in links))
         calls = sorted((call for calls, _ in replies for call in calls), key=lambda call: -call["at"])
         return calls[:MOST_SLOW_CALLS], [sentence for _, sentence in replies if sentence]
 
-    return await snapshot.source.cached("slow", SLOW_CACHED_S, read)
+    return await snapshot.source.cached("slow", SLOW_CACHED_S, read_calls)
 
 
 async def _read_slow_log(link: CommandConnection, namespace: str) -> tuple[list[dict[str, Any]], str]:
@@ -143,7 +143,7 @@ async def missing_processes(snapshot: PageSnapshot) -> list[Finding]:
     """Return findings about due work that no process is running for."""
     source = snapshot.source
 
-    async def read() -> dict[str, int]:
+    async def read_due() -> dict[str, int]:
         return await source.cached("due", DUE_CACHED_S, lambda: count_due(source.connection, source.keys))
 
-    return jobs_findings(await processes_of(snapshot), await snapshot.once("due", read))
+    return jobs_findings(await processes_of(snapshot), await snapshot.once("due", read_due))

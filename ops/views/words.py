@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from ...shared.values.shown import format_bytes
-from ..words import format_duration
+from ..words import format_duration, state_words
 
+__all__ = [
+    "ago",
+    "as_unit",
+    "duration",
+    "length_of_time",
+    "moment",
+    "number",
+    "percent",
+    "plain",
+    "size",
+    "state_words",
+]
 # Characters that are invisible or change the direction of the text around them.
 _UNSEEN = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)}
 _UNSEEN |= {code: f"\\x{code:02x}" for code in (*range(9), 11, 12, *range(14, 32), *range(127, 160))}
+# Halves of characters, which no output can encode.
+_UNSEEN |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}
+# Not thin spaces alone: lines never break at it.
+_THOUSANDS = "\u202f"
+# Times that the calendar has.
+_LATEST = 253_402_300_799
 
 
 def duration(seconds: float | None) -> str:
     """Return a duration; a dash if it is unknown or 0."""
-    return "-" if not seconds else "until one ends" if seconds == float("inf") else format_duration(seconds)
+    return "-" if not seconds else "until one ends" if seconds == math.inf else format_duration(seconds)
 
 
 def length_of_time(seconds: float) -> str:
     """Return a duration with milliseconds, for times within one request."""
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_duration(seconds)
+    return f"{1000 * seconds:.0f} ms" if 0 <= seconds < 1 else format_duration(seconds)
 
 
 def as_unit(value: float | None, unit: str) -> str:
@@ -28,16 +47,25 @@ def as_unit(value: float | None, unit: str) -> str:
 
 
 def moment(at: float | None) -> str:
-    """Return a Unix time in UTC; a dash for None or 0."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) if at else "-"
+    """Return a Unix time in UTC; a dash for None, 0 and times that no calendar has."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) if at and 0 < at <= _LATEST else "-"
+
+
+def ago(at: float | None, now: float) -> str:
+    """Return a Unix time relative to ``now``: "12 s ago" or "in 3 min"; a dash if it is unknown."""
+    if moment(at) == "-" or at is None:
+        return "-"
+    seconds = round(now - at)
+    size = f"{abs(seconds)} s" if abs(seconds) < 10 else format_duration(abs(seconds))
+    return f"{size} ago" if seconds >= 0 else f"in {size}"
 
 
 def number(value: float | None) -> str:
     """Return a count with separated thousands, or a decimal with at most two decimals; a dash for None."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return "-"
     if isinstance(value, int) or value >= 100 or value == int(value):
-        return f"{value:,.0f}".replace(",", " ")
+        return f"{value:,.0f}".replace(",", _THOUSANDS)
     return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 

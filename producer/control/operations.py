@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -10,7 +11,7 @@ from ...shared.broker import DeadLetter, Queue, RequestFilter
 from ...shared.broker.bulk import cancel_matching, purge_parked, replay_parked
 from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import Audit
-from ...shared.errors import RequestNotFoundError
+from ...shared.errors import ConfigurationError, RequestNotFoundError
 from ...shared.keys import Keys
 from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
 from ...shared.queue.lifecycle import RequestState
@@ -18,6 +19,8 @@ from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from ...shared.values.shown import shown
 from ..background.agenda import Agenda
 from ..webhooks.event_store import EventStore
+
+P = TypeVar("P", QueuePolicy, TenantPolicy)
 
 
 class Operations:
@@ -36,8 +39,8 @@ class Operations:
 
     async def pause(self, model: str, *, put_back: bool, abort: bool = False) -> int:
         """Pause a queue; see ``Queue.pause``."""
-        mode = "abort" if abort else "put back" if put_back else "run on"
-        async with self.audit.audited("queue.pause", model, running=mode):
+        mode = "aborted" if abort else "requeued" if put_back else "kept"
+        async with self.audit.audited("queue.pause", model, running_requests=mode):
             return await (await self._queue(model)).pause(put_back=put_back, abort=abort)
 
     async def resume(self, model: str) -> bool:
@@ -53,14 +56,21 @@ class Operations:
 
     async def configure(self, model: str, policy: QueuePolicy) -> None:
         """Set a queue's policy; see ``Queue.configure``."""
-        async with self.audit.audited("queue.configure", model, policy=policy.encode().decode()):
-            await (await self._queue(model)).configure(policy)
+        async with self.audit.audited("queue.configure", model) as details:
+            queue = await self._queue(model)
+            details |= await _policy_changes(queue.policy, policy)
+            await queue.configure(policy)
 
     async def configure_tenant(self, model: str, tenant: str, policy: TenantPolicy | None) -> None:
         """Set a tenant's policy; see ``Queue.configure_tenant``."""
-        text = "the queue's" if policy is None else policy.encode().decode()
-        async with self.audit.audited("queue.configure_tenant", model, tenant=tenant, policy=text):
-            await (await self._queue(model)).configure_tenant(tenant, policy)
+        async with self.audit.audited("queue.configure_tenant", model, tenant=tenant) as details:
+            queue = await self._queue(model)
+
+            async def effective_policy() -> TenantPolicy:
+                return await queue.tenant_policy(tenant) or (await queue.policy()).tenant
+
+            details |= {"policy": "the queue's"} if policy is None else await _policy_changes(effective_policy, policy)
+            await queue.configure_tenant(tenant, policy)
 
     async def cancel(self, model: str, request_id: str) -> RequestState:
         """End a request, and return the state that it then is in.
@@ -131,3 +141,23 @@ class Operations:
 
     def _events(self) -> EventStore:
         return EventStore(self._connection, self._keys, Agenda(self._connection, self._keys))
+
+
+async def _policy_changes(read: Callable[[], Awaitable[P]], after: P) -> dict[str, str]:
+    """Return the fields of a policy that change, with the value before and after."""
+    try:
+        before = await read()
+    except ConfigurationError:
+        return {"policy": after.encode().decode()}  # the former one is unreadable
+    old, new = _policy_fields(before), _policy_fields(after)
+    return {name: f"{old[name]} → {value}" for name, value in new.items() if value != old[name]}
+
+
+def _policy_fields(policy: QueuePolicy | TenantPolicy) -> dict[str, str]:
+    fields = msgspec.json.decode(policy.encode())
+    fields |= {f"tenant {name}": value for name, value in fields.pop("tenant", {}).items()}
+    return {name: _policy_value(value) for name, value in fields.items()}
+
+
+def _policy_value(value: Any) -> str:
+    return "none" if value is None else " ".join(value) if isinstance(value, list) else str(value)

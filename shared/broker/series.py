@@ -144,6 +144,11 @@ def summed_points(series: Sequence[Sequence[SeriesPoint]]) -> list[SeriesPoint]:
     return [_summed([points[at] for points in by_start]) for at in starts]
 
 
+def sum_of_steps(points: Sequence[SeriesPoint]) -> SeriesPoint:
+    """Return the counts of consecutive steps as one step, without gauges."""
+    return msgspec.structs.replace(_summed(points), gauges={})
+
+
 def _summed(points: Sequence[SeriesPoint]) -> SeriesPoint:
     whole = SeriesPoint(at=points[0].at)
     for point in points:

@@ -100,7 +100,11 @@ def _add_pause_arguments(parser: argparse.ArgumentParser) -> None:
     what_runs = parser.add_mutually_exclusive_group()
     what_runs.add_argument("--wait", action="store_true", help="return when no request is running")
     what_runs.add_argument(
-        "--put-back", action="store_true", help="requeue running requests to resume after their last tokens"
+        "--requeue",
+        "--put-back",
+        dest="requeue",
+        action="store_true",
+        help="requeue running requests to resume after their last tokens",
     )
     add_redis_arguments(parser)
 
@@ -120,9 +124,9 @@ def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def _pause(model: OpenModel, arguments: argparse.Namespace) -> None:
     queue, name = await model.queue(), model.name
-    num_running = await model.operations.pause(name, put_back=arguments.put_back)
-    if arguments.put_back:
-        outcome = f"{num_running} running requests were returned to the queue"
+    num_running = await model.operations.pause(name, put_back=arguments.requeue)
+    if arguments.requeue:
+        outcome = f"{num_running} running requests were requeued"
     else:
         outcome = f"{num_running} still running" if num_running else "none is running"
     print(

@@ -1,7 +1,7 @@
 """The pages and their actions, a module for each page. Its template has the same name."""
 
 from ..page import Action, Page
-from . import audit, batches, dead, engines, operators, overview, queue, request, requests, system, webhooks
+from . import audit, batches, dead, engines, operators, overview, queue, request, requests, series, system, webhooks
 
 _SECTIONS = (
     overview.SECTION,
@@ -12,6 +12,7 @@ _SECTIONS = (
     dead.SECTION,
     batches.SECTION,
     webhooks.SECTION,
+    series.SECTION,
     system.SECTION,
     audit.SECTION,
     operators.SECTION,

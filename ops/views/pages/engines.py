@@ -115,13 +115,13 @@ def _adapter_capacity(lora: LoraSetup) -> str:
 
 async def _sleep_engine(context: ActionContext) -> str:
     engine_id = field_of(context.form, "engine")
-    await context.source.client.sleep(1, mode="keep", **_options(context, engine_id))
+    await context.source.client.sleep(1, mode="keep", **_call_options(context, engine_id))
     return f"{engine_id} sleeps; its requests are queued again and resume after their last tokens"
 
 
 async def _wake_engine(context: ActionContext) -> str:
     engine_id = field_of(context.form, "engine")
-    await context.source.client.wake_up(**_options(context, engine_id))
+    await context.source.client.wake_up(**_call_options(context, engine_id))
     return f"{engine_id} is awake"
 
 
@@ -137,7 +137,7 @@ async def _stop_worker(context: ActionContext) -> str:
     return f"worker {worker_id} has left; other engines resume its requests, or they wait for one"
 
 
-def _options(context: ActionContext, engine_id: str) -> CallOptions:
+def _call_options(context: ActionContext, engine_id: str) -> CallOptions:
     return CallOptions(engine_id=engine_id, model=field_of(context.form, "of"), timeout_s=CALL_TIMEOUT_S)
 
 

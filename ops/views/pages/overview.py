@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from functools import reduce
+import asyncio
 from typing import Any
 
 from ....producer.control.deployment import unserved_finding
 from ....producer.requests.health import LIVE_STATES
 from ....producer.webhooks.events import EventState
+from ....shared.broker.series import SeriesPoint, sum_of_steps
 from ....shared.deployment.records import EngineHeartbeat
+from ....shared.errors import RedisUnavailableError
 from ....shared.messages.supervision import EngineState
+from ....shared.partitions import read_series
 from ....shared.queue.stats import QueueStats
-from ....shared.stats import Histogram
 from ..access import Access
-from ..charts import read_charts
+from ..charts import CACHED_S, CHART_QUERY, quantile_of, read_charts
 from ..page import Page, PageSection, Params, View
 from ..servers import missing_processes, read_servers
-from ..source import PageSnapshot, together
+from ..source import PATIENCE_S, PageSnapshot, together
 
+# Latencies are those of this time, so that a bad minute is visible, and later gone.
+RECENT_MIN = 5
+_LATENCIES = (
+    ("ttft_p50_s", "time_to_first_token_s", 0.5),
+    ("ttft_p99_s", "time_to_first_token_s", 0.99),
+    ("itl_p50_s", "inter_token_latency_s", 0.5),
+    ("itl_p99_s", "inter_token_latency_s", 0.99),
+)
 _BROKEN = (EngineState.DEAD, EngineState.FAILED, EngineState.STALLED)
 
 
@@ -25,11 +35,12 @@ async def _read_overview(snapshot: PageSnapshot, params: Params, _: Access) -> V
     models, served, engines = await together(snapshot.models(), snapshot.served_models(), snapshot.engines())
     stats = await together(*map(snapshot.stats, models))
     num_dead = await together(*map(snapshot.num_dead, models))
+    recent = await together(*(_last_minutes(snapshot, model) for model in models))
     rows = []
     problems = await _deployment_problems(snapshot)
-    for name, queue, parked in zip(models, stats, num_dead, strict=True):
+    for name, queue, parked, point in zip(models, stats, num_dead, recent, strict=True):
         own = [engine for engine in engines if engine.model == name]
-        rows.append(_model_row(name, queue, parked, own))
+        rows.append(_model_row(name, queue, parked, own, point))
         problems += _model_problems(name, queue, parked, own, served)
     return {
         "rows": rows,
@@ -41,8 +52,10 @@ async def _read_overview(snapshot: PageSnapshot, params: Params, _: Access) -> V
     }
 
 
-def _model_row(name: str, queue: QueueStats | None, num_dead: int, engines: list[EngineHeartbeat]) -> dict[str, Any]:
-    first, between = _merged(engines, "time_to_first_token_s"), _merged(engines, "inter_token_latency_s")
+def _model_row(
+    name: str, queue: QueueStats | None, num_dead: int, engines: list[EngineHeartbeat], recent: SeriesPoint | None
+) -> dict[str, Any]:
+    latencies = {column: recent and quantile_of(recent, histogram, share) for column, histogram, share in _LATENCIES}
     return {
         "model": name,
         "state": "away" if queue is None else "paused" if queue.is_paused else "open",
@@ -53,25 +66,25 @@ def _model_row(name: str, queue: QueueStats | None, num_dead: int, engines: list
         "running": queue and queue.num_running,
         "requests_per_s": queue and queue.requests_per_s,
         "tokens_per_s": sum(engine.tokens_per_s for engine in engines),
-        "ttft_p50_s": _at_most(first, 0.5),
-        "ttft_p95_s": _at_most(first, 0.95),
-        "itl_p50_s": _at_most(between, 0.5),
+        **latencies,
         "parked": num_dead,
         "engines": len(engines),
     }
 
 
-def _merged(engines: list[EngineHeartbeat], name: str) -> Histogram | None:
-    """Return the merged histogram of all engines; None if no engine has one."""
-    histograms = [getattr(engine.stats, name) for engine in engines if engine.stats is not None]
-    return reduce(Histogram.merged, histograms) if histograms else None
+async def _last_minutes(snapshot: PageSnapshot, model: str) -> SeriesPoint | None:
+    """Return the counts of the last minutes as one step; None if the model's Redis is unreachable."""
+    source = snapshot.source
 
+    async def read_minutes() -> SeriesPoint | None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                points = await read_series(source.connection, source.keys, model, hours=RECENT_MIN / 60, step_s=60)
+        except (TimeoutError, RedisUnavailableError):
+            return None
+        return sum_of_steps(points)
 
-def _at_most(histogram: Histogram | None, share: float) -> float | None:
-    if histogram is None or not histogram.count:
-        return None
-    value = histogram.quantile(share)
-    return value if value != float("inf") else histogram.bounds[-1]
+    return await source.cached(("last minutes", model), CACHED_S, read_minutes)
 
 
 def _model_problems(
@@ -118,4 +131,4 @@ async def _deployment_problems(snapshot: PageSnapshot) -> list[View]:
     return problems
 
 
-SECTION = PageSection((Page("overview", "/", "Overview", _read_overview, query=("span",), nav="Overview"),))
+SECTION = PageSection((Page("overview", "/", "Overview", _read_overview, query=CHART_QUERY, nav="Overview"),))

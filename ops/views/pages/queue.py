@@ -11,13 +11,15 @@ from ....shared.errors import ValidationError
 from ....shared.queue.policy import QueuePolicy, TenantPolicy
 from ....shared.queue.stats import QueueStats, TenantStats
 from ..access import Access
-from ..charts import facts_of, read_charts
+from ..charts import CHART_QUERY, read_charts, rows_of
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
 from ..source import PageSnapshot, together
 
 PAGE_ROWS = 100
 # Up to this many tenants are sorted by queue depth. Beyond it, one page is read at a time, sorted by name.
 MOST_SORTED = 500
+CONFIGURED_CACHED_S = 10.0
+_QUERY = ("model", "q", "from", *CHART_QUERY)
 _LIMITS = (
     "requests_per_minute",
     "tokens_per_minute",
@@ -32,8 +34,10 @@ async def _read_queue(snapshot: PageSnapshot, params: Params, _: Access) -> View
     if not model:
         return {"model": "", "rows": [], "models": []}
     queue = await snapshot.queue(model)
-    policy, names = await together(
-        snapshot.once(("policy", model), queue.policy), _tenant_names(snapshot, model, params)
+    policy, names, configured = await together(
+        snapshot.once(("policy", model), queue.policy),
+        _tenant_names(snapshot, model, params),
+        _configured(snapshot, model),
     )
     first = max(0, int(params["from"])) if params.get("from", "").isdecimal() else 0
     is_sorted = len(names) <= MOST_SORTED
@@ -48,12 +52,12 @@ async def _read_queue(snapshot: PageSnapshot, params: Params, _: Access) -> View
         "stats": stats,
         "policy": policy,
         "history": history,
-        "rows": [_tenant_row(tenant, total_weight) for tenant in page_tenants],
+        "rows": [_tenant_row(tenant, total_weight, configured) for tenant in page_tenants],
         "num_tenants": len(names),
         "first": first,
         "next": first + PAGE_ROWS if first + PAGE_ROWS < len(names) else None,
         "is_sorted": is_sorted,
-        "facts": {**_facts(stats), "series": facts_of(history)},
+        "facts": {**_facts(stats), "series": rows_of(history)},
     }
 
 
@@ -64,8 +68,18 @@ async def _model(snapshot: PageSnapshot, params: Params) -> str:
     return next(iter(await snapshot.models()), "")
 
 
+async def _configured(snapshot: PageSnapshot, model: str) -> frozenset[str]:
+    """Return the tenants that have a policy of their own, also those that wait for nothing."""
+
+    async def read_policies() -> frozenset[str]:
+        return frozenset(await (await snapshot.queue(model)).tenant_policies())
+
+    return await snapshot.source.cached(("configured", model), CONFIGURED_CACHED_S, read_policies)
+
+
 async def _tenant_names(snapshot: PageSnapshot, model: str, params: Params) -> list[str]:
-    names = await snapshot.once(("names", model), (await snapshot.queue(model)).tenants)
+    active = await snapshot.once(("names", model), (await snapshot.queue(model)).tenants)
+    names = sorted({*active, *await _configured(snapshot, model)})
     search = params.get("q", "")
     return [name for name in names if search in name] if search else names
 
@@ -77,7 +91,7 @@ def _facts(stats: QueueStats) -> dict[str, Any]:
     return facts
 
 
-def _tenant_row(tenant: TenantStats, total_weight: float) -> dict[str, Any]:
+def _tenant_row(tenant: TenantStats, total_weight: float, configured: frozenset[str]) -> dict[str, Any]:
     waits = [lane.estimated_wait_s for lane in tenant.lanes if lane.estimated_wait_s is not None]
     return {
         "tenant": tenant.tenant,
@@ -90,6 +104,7 @@ def _tenant_row(tenant: TenantStats, total_weight: float) -> dict[str, Any]:
         "share": tenant.weight / total_weight if total_weight and tenant.depth else None,
         "blocked_for_s": None if tenant.blocked_for_s == float("inf") else tenant.blocked_for_s,
         "is_blocked": tenant.blocked_for_s > 0,
+        "has_own_policy": tenant.tenant in configured,
         "lanes": {lane.band: lane.depth for lane in tenant.lanes},
     }
 
@@ -123,12 +138,9 @@ async def _read_policy(snapshot: PageSnapshot, params: Params, _: Access) -> Vie
 
 
 async def _pause_queue(context: ActionContext) -> str:
-    model, running = field_of(context.form, "model"), context.form.get("running", "run on")
-    if running not in ("run on", "put back"):
-        raise ValidationError(f"running must be 'run on' or 'put back', got {running!r}")
-    count = await context.source.operations.pause(model, put_back=running == "put back")
-    outcome = "were returned to the queue" if running == "put back" else "keep running"
-    return f"{model} is paused; {count} running requests {outcome}"
+    model, requeues = field_of(context.form, "model"), bool(context.form.get("requeue"))
+    count = await context.source.operations.pause(model, put_back=requeues)
+    return f"{model} is paused; {count} running requests {'were requeued' if requeues else 'keep running'}"
 
 
 async def _resume_queue(context: ActionContext) -> str:
@@ -190,7 +202,9 @@ def _limit_field(name: str, text: str) -> int | None:
 
 SECTION = PageSection(
     pages=(
-        Page("queue", "/queue", "Queue · {model}", _read_queue, query=("model", "q", "from", "span"), nav="Queue"),
+        Page(
+            "queue", "/queue", "Queue · {model}", _read_queue, query=("model", "q", "from", *CHART_QUERY), nav="Queue"
+        ),
         Page("tenant", "/tenant", "{tenant} · {model}", _read_tenant, query=("model", "tenant")),
         Page("policy", "/policy", "Policy · {model}", _read_policy, query=("model",), live=False),
     ),

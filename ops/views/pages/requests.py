@@ -51,7 +51,7 @@ async def _read_requests(snapshot: PageSnapshot, params: Params, _: Access) -> V
         "model": model,
         "models": models,
         "states": STATES,
-        "rows": [_request_row(model, request, places.get(request.request_id)) for request in matching],
+        "rows": [_request_row(model, request, places.get(request.request_id), snapshot.at) for request in matching],
         "is_filtered": has_filter(params),
         "can_cancel": has_filter(params) and bool(filter_of(params).selected & LIVE_STATES),
         "words": describe_filter(params),
@@ -65,7 +65,7 @@ async def _read_requests(snapshot: PageSnapshot, params: Params, _: Access) -> V
 async def _matching(snapshot: PageSnapshot, model: str, params: Params) -> list[RequestSummary]:
     request_filter = filter_of(params)
 
-    async def read() -> list[RequestSummary]:
+    async def read_matching() -> list[RequestSummary]:
         history = await snapshot.source.history(model)
         if request_filter.states != LIVE:
             return await history.requests(request_filter, limit=2 * MOST_SHOWN)
@@ -74,12 +74,12 @@ async def _matching(snapshot: PageSnapshot, model: str, params: Params) -> list[
         return [request for requests in both for request in requests]
 
     if not has_filter(params):
-        return await snapshot.once(("live", model), read)
+        return await snapshot.once(("live", model), read_matching)
     key = ("requests", model, *(params.get(name, "") for name in NAMES))
-    return await snapshot.source.cached(key, FILTERED_CACHED_S, read)
+    return await snapshot.source.cached(key, FILTERED_CACHED_S, read_matching)
 
 
-def _request_row(model: str, request: RequestSummary, place: RequestStatus | None) -> dict[str, Any]:
+def _request_row(model: str, request: RequestSummary, place: RequestStatus | None, now: float) -> dict[str, Any]:
     return {
         "request": request.request_id,
         "model": model,
@@ -90,8 +90,8 @@ def _request_row(model: str, request: RequestSummary, place: RequestStatus | Non
         "moved_at": request.at,
         "position": place and place.position,
         "estimated_start_s": place and place.estimated_start_s,
-        "waited_s": _between(request.arrived_at, request.started_at),
-        "took_s": _between(request.started_at, request.ended_at),
+        "waited_s": _between(request.arrived_at, request.started_at or request.ended_at or now),
+        "took_s": _between(request.started_at, request.ended_at or now),
         "output_tokens": request.num_output_tokens,
         "attempts": request.num_attempts,
         "cause": request.cause,
@@ -111,7 +111,7 @@ async def _read_cancel(snapshot: PageSnapshot, params: Params, _: Access) -> Vie
     first = await history.requests(msgspec.structs.replace(request_filter, states=live), limit=MOST_SHOWN)
     return {
         "model": model,
-        "rows": [_request_row(model, request, None) for request in first],
+        "rows": [_request_row(model, request, None, snapshot.at) for request in first],
         "count": count,
         "is_more": count == MAX_LISTED,
         "words": describe_filter(params),

@@ -216,7 +216,7 @@ def test_figures_move_while_requests_run(visit: Visit, operators: Operators, gat
 
 def test_pausing_holds_requests_and_resuming_lets_them_go(visit: Visit, operators: Operators) -> None:
     visit.open("/queue?model=demo")
-    visit.page.get_by_role("button", name="Pause").click()
+    visit.page.get_by_role("button", name="Pause", exact=True).click()
     visit.page.get_by_text("demo is paused").wait_for()
     operators.submit("held")
     visit.expect("[data-figure=waiting]", "1")
@@ -234,7 +234,7 @@ def test_a_parked_request_is_shown_replayed_and_purged(visit: Visit, operators: 
     visit.page.get_by_role("link", name="to-replay").click()
     visit.page.get_by_text("Traceback: <b>x</b>").wait_for()
     visit.page.get_by_text("<img src=x onerror=alert(1)>\\u202e").wait_for()
-    visit.page.get_by_role("button", name="Replay").click()
+    visit.page.get_by_role("button", name="Retry").click()
     visit.page.get_by_text("to-replay is queued again").wait_for()
     assert operators.state("to-replay", "poisoned") == "queued"
     visit.open("/parked?model=poisoned&id=to-purge")
@@ -269,7 +269,7 @@ def test_a_viewer_has_no_buttons_and_is_refused(chromium: Any, site: LocalServer
 def test_the_pages_work_without_scripts(chromium: Any, site: LocalServer, admin_key: str, operators: Operators) -> None:
     visit = Visit(chromium, site, admin_key, java_script_enabled=False)
     visit.open("/queue?model=demo")
-    visit.page.get_by_role("button", name="Pause").click()
+    visit.page.get_by_role("button", name="Pause", exact=True).click()
     visit.page.get_by_text("demo is paused").wait_for()
     visit.page.get_by_role("button", name="Resume").click()
     visit.page.get_by_text("demo is resumed").wait_for()

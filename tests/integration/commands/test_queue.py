@@ -294,7 +294,7 @@ def test_pause_and_resume(queue: Run, model: Model) -> None:
 def test_pause_requeues_running_requests(queue: Run, model: Model) -> None:
     model.enqueue("a", "b")
     model.claim(2)
-    assert "2 running requests were returned to the queue" in queue("pause", "m", "--put-back")[1]
+    assert "2 running requests were requeued" in queue("pause", "m", "--requeue")[1]
     assert queue("pause", "m", "--put-back", "--wait")[0] == EXIT_USAGE
     queue("resume", "m")
     assert sorted(model.claim(2)) == ["a", "b"]

@@ -26,8 +26,8 @@ async def entries(site: Site) -> list[AuditEntry]:
 
 async def test_pausing_and_resuming(site: Site) -> None:
     visitor = await site.visitor(Access("olga", Role.OPERATOR))
-    answer = await visitor.post("/queue/pause", data={"model": "m", "running": "put back"})
-    assert answer.headers["location"] == "/queue?model=m"
+    answer = await visitor.post("/queue/pause", data={"back": "model=m&q=a", "model": "m", "requeue": "1"})
+    assert answer.headers["location"] == "/queue?model=m&q=a", "the page keeps its filter"
     assert "m is paused" in (await visitor.get("/queue?model=m")).text
     assert await site.queue.is_paused()
     assert "m is paused" not in (await visitor.get("/queue?model=m")).text, "a note is told once"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
+
 import pytest
 
-from penstock.ops.views.charts import path_of
+from penstock.ops.views.charts import nice_limit, path_of
 from penstock.shared.broker.series import STEPS_S, SeriesStore
+from penstock.shared.stats import EngineStats, Histogram
 
 from .conftest import Site
 
@@ -36,17 +40,44 @@ COUNTED = {
 async def test_the_queue_page_shows_series_as_charts_and_tables(span: str, step_s: int, site: Site) -> None:
     await count(site, "m", COUNTED)
     visitor = await site.visitor()
-    series = (await visitor.get(f"/queue.json?model=m&span={span}")).json()["facts"]["series"]
-    (tokens,) = series["Tokens per second"]
-    assert (tokens["tokens_in_per_s"], tokens["tokens_out_per_s"]) == (36_000 / step_s, 72_000 / step_s)
-    (ended,) = series["Requests ended"]
-    assert (ended["finished"], ended["cancelled"], ended["failed"]) == (3, 0, 2)
-    (first,) = series["Time to the first token"]
-    assert (first["ttft_p50_s"], first["ttft_p99_s"]) == (0.1, 0.5)
-    assert series["Time between tokens"] == []
+    *gap, row = (await visitor.get(f"/queue.json?model=m&span={span}")).json()["facts"]["series"]
+    assert (row["tokens_in_per_s"], row["tokens_out_per_s"]) == (36_000 / step_s, 72_000 / step_s)
+    assert (row["finished"], row["cancelled"], row["failed"]) == (3, 0, 2)
+    assert (row["ttft_p50_s"], row["ttft_p99_s"], row["itl_p50_s"]) == (0.1, 0.5, None)
+    assert {one["tokens_out_per_s"] for one in gap} == {None}, "nothing counted there: unknown, not 0"
     html = (await visitor.get(f"/queue?model=m&span={span}")).text
-    assert html.count("<svg") == html.count("<details>") == 3, "one for each that has counted"
+    assert html.count('<svg class="lines"') == html.count("<details>") == 3, "one for each that has counted"
     assert '<td class="n">100 ms</td><td class="n">500 ms</td>' in html
+    for axis in ("<li>500 ms</li><li>250 ms</li><li>0 ms</li>", '<text x="'):
+        assert axis in html
+
+
+async def test_series_are_compared_with_the_period_before_and_exported(site: Site) -> None:
+    await count(site, "m", COUNTED)
+    visitor = await site.visitor()
+    html = (await visitor.get("/queue?model=m&compare=1&q=a")).text
+    assert "prompt before" in html
+    assert '/queue?model=m&amp;q=a&amp;span=24h&amp;compare=1"' in html, "another span keeps the other choices"
+    assert 'href="/series.csv?model=m&amp;span=1h&amp;compare=1"' in html
+    rows = list(csv.DictReader(io.StringIO((await visitor.get("/series.csv?model=m&span=1h&compare=1")).text)))
+    assert float(rows[-1]["tokens_out_per_s"]) == 1200
+    assert (rows[0]["tokens_out_per_s"], rows[-1]["tokens_out_per_s_before"]) == ("", "")
+
+
+async def test_latencies_of_the_overview_are_those_of_the_last_minutes(site: Site) -> None:
+    histogram = Histogram((0.5,), [9, 0], 1.0)
+    await site.register(stats=EngineStats(time_to_first_token_s=histogram))
+    visitor = await site.visitor()
+    (row,) = (await visitor.get("/overview.json")).json()["rows"]
+    assert (row["ttft_p50_s"], row["ttft_p99_s"]) == (None, None), "the engine's former requests do not count"
+    await count(site, "m", COUNTED)
+    (row,) = (await (await site.visitor()).get("/overview.json")).json()["rows"]
+    assert (row["ttft_p50_s"], row["ttft_p99_s"]) == (0.1, 0.5)
+
+
+@pytest.mark.parametrize(("value", "limit"), [(0, 1), (0.5, 0.5), (0.013, 0.02), (1, 1), (311, 500), (999, 1000)])
+def test_an_axis_ends_at_a_round_number(value: float, limit: float) -> None:
+    assert nice_limit(value) == pytest.approx(limit)
 
 
 async def test_the_overview_adds_the_models_up(site: Site) -> None:
@@ -54,7 +85,7 @@ async def test_the_overview_adds_the_models_up(site: Site) -> None:
     for model in ("m", "n"):
         await count(site, model, COUNTED)
     html = (await (await site.visitor()).get("/")).text
-    assert '<td class="n">1 200</td><td class="n">2 400</td>' in html
+    assert '<td class="n">1\u202f200</td><td class="n">2\u202f400</td>' in html
     assert '<td class="n">6</td><td class="n">0</td><td class="n">4</td>' in html
 
 

@@ -49,7 +49,7 @@ async def test_a_request_with_two_engine_deaths_lists_each_engine_and_resume_pos
     visitor = await site.visitor()
     html = (await visitor.get("/request?model=m&id=moved")).text
     told = items(html)
-    taken_back = f"then reclaimed from a dead engine: {CAUSE.reason}"
+    taken_back = f"then requeued after the death of its engine: {CAUSE.reason}"
     assert [re.sub(r"[\d.]+ (ms|s)\b", "T", one) for one in told] == [
         "Waits for T; then claimed.",
         f"Runs on host-0-0 for T, 1 token; {taken_back}.",

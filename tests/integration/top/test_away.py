@@ -30,9 +30,9 @@ async def test_values_stay_visible_with_their_age_while_redis_is_away(server: Re
         await terminal.enqueue("waits")
         async with terminal.seat(retry_for_s=0.1) as seat:
             await seat.press("3")
-            await seat.sees("waits", "0 run, 1 wait")
+            await seat.sees("waits", "0 running, 1 waiting")
             server.kill()
-            text = await seat.sees("values of ", "waits", "1 wait")
+            text = await seat.sees("values of ", "waits", "1 waiting")
             assert "cannot be shown" not in text
             await seat.press("p", "1")  # keys go on
             await seat.sees("MODEL", "reading …")

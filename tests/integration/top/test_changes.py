@@ -49,9 +49,9 @@ async def test_running_requests_are_requeued_from_an_empty_table(terminal: Termi
     await terminal.enqueue("runs")
     await terminal.claim()
     async with terminal.seat() as seat:
-        await at(seat, "2", "m: open", "1 run")
-        await seat.press("p", "b")
-        await seat.sees("1 running requests were returned to the queue", "PAUSED")
+        await at(seat, "2", "m: open", "1 running")
+        await seat.press("p", "r")
+        await seat.sees("1 running requests were requeued", "PAUSED")
     assert await terminal.broker.state("runs") is RequestState.QUEUED
 
 

@@ -21,8 +21,8 @@ async def test_each_table_by_its_number_within_80_by_24(terminal: Terminal) -> N
     await terminal.enqueue("waits", tenant="acme")
     shown = (
         ("1", ("MODEL", "WAITING", "EST WAIT", "ENGINES", "1 request of m parked")),
-        ("2", ("TENANT", "acme", "m: open, 1 wait")),
-        ("3", ("REQUEST", "waits", "queued", "acme")),
+        ("2", ("TENANT", "acme", "m: open, 1 waiting")),
+        ("3", ("REQUEST", "waits", "waiting", "acme")),
         ("4", ("ENGINE", "host-1-0", "ready", "1 engine of 1 worker")),
         ("5", ("REQUEST", "dies", "killed by signal 11", "1 parked")),
     )
@@ -43,11 +43,11 @@ async def test_each_table_by_its_number_within_80_by_24(terminal: Terminal) -> N
 async def test_figures_move_by_themselves(terminal: Terminal) -> None:
     async with terminal.seat() as seat:
         await seat.press("3")
-        await seat.sees("0 run, 0 wait")
+        await seat.sees("0 running, 0 waiting")
         await terminal.enqueue("comes")
-        await seat.sees("comes", "0 run, 1 wait")
+        await seat.sees("comes", "0 running, 1 waiting")
         await terminal.claim()
-        await seat.sees("claimed", "1 run, 0 wait")
+        await seat.sees("running", "1 running, 0 waiting")
 
 
 async def test_enter_leads_from_a_model_to_a_tenant_to_a_request_and_its_tokens(terminal: Terminal) -> None:
@@ -61,7 +61,7 @@ async def test_enter_leads_from_a_model_to_a_tenant_to_a_request_and_its_tokens(
         text = await seat.sees("REQUEST", "of-acme", "filter tenant=acme")
         assert "of-globex" not in text
         await seat.press("enter")
-        await seat.sees("request of-acme of m", "queued", "what is it?", "no token yet")
+        await seat.sees("request of-acme of m", "waiting", "what is it?", "no token yet")
         claims = (await terminal.broker.claim("host-1-0", EngineCapacity(max_num_seqs=100))).claims
         epoch = next(claim.epoch for claim in claims if claim.request_id == "of-acme")
         await terminal.append("of-acme", epoch, Delta(index=0, text="forty", token_ids=[1]))
@@ -166,7 +166,7 @@ async def test_another_model_is_chosen_by_its_name(terminal: Terminal) -> None:
 async def test_the_help_lists_the_keys_and_q_leaves(terminal: Terminal) -> None:
     async with terminal.seat() as seat:
         await seat.press("question_mark")
-        text = await seat.sees("Keys", "pause/resume", "drain", "replay", "penstock audit")
+        text = await seat.sees("Keys", "pause/resume", "drain", "retry", "penstock audit")
         assert "╰" in text, "it fits on the screen"
         await seat.press("escape")
         await seat.sees("MODEL")

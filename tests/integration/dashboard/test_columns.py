@@ -1,0 +1,56 @@
+"""Columns of tables: their labels have meanings, and a browser hides those that its user does not want."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.ops.dashboard.columns import COLUMNS_COOKIE, MEANINGS, tables_of
+from penstock.ops.views.pages import PAGES
+
+from .conftest import Site
+
+# Labels that need no explanation.
+EVERYDAY = {
+    "Actions", "Batch", "Change", "Clients", "Command", "Commands/s", "Created", "Device", "Done", "Endpoint",
+    "Engine", "Engines", "Error", "Event", "Expires", "Failed", "From", "Host", "Key", "Kind", "Last error",
+    "Last status", "Limit", "Memory", "Model", "Name", "Next attempt", "Options", "Pid", "Policy", "Process",
+    "Program", "Prompts and outputs", "Redis user", "Request", "Result", "Revoke", "Role", "Running", "Script",
+    "Server", "Started", "State", "Status", "Tenant", "Tenants", "Time", "To", "Tokens", "Tokens/s", "Took", "Type",
+    "Uptime", "User", "Version", "Waiting", "Worker",
+}  # fmt: skip
+
+
+def test_each_label_has_a_meaning_or_is_an_everyday_word() -> None:
+    labels = {column.label for page in PAGES for table in tables_of(page.name) for column in table.columns}
+    assert labels - MEANINGS.keys() - EVERYDAY == set()
+    assert MEANINGS.keys() - labels <= {"Body", "Models"}
+
+
+async def test_rows_have_a_cell_for_each_column(site: Site) -> None:
+    await site.park("dead")
+    await site.enqueue("waits", tenant="acme")
+    visitor = await site.visitor()
+    for path in ("/", "/queue", "/requests", "/engines", "/dead", "/system", "/audit", "/tenant?model=m&tenant=acme"):
+        html = (await visitor.get(path)).text
+        for table in re.findall(r"<table class.*?</table>", html, re.DOTALL):
+            num = table.count('<th scope="col"')
+            rows = re.findall(r"<tr.*?</tr>", table.partition("<tbody>")[2], re.DOTALL)
+            assert {len(re.findall(r"<t[hd][ >]", row)) for row in rows} <= {num}, (path, table[:200])
+
+
+async def test_hidden_columns_stay_hidden_in_this_browser_alone(site: Site) -> None:
+    visitor = await site.visitor()
+    page = (await visitor.get("/engines?model=m")).text
+    fields = re.findall(r'name="(engines\.[a-z-]+)"', page)
+    assert "engines.steps" in fields
+    form = {name: "1" for name in fields if name != "engines.steps"}
+    answer = await visitor.post("/columns", data={"page": "engines", "back": "model=m", **form})
+    assert answer.headers["location"] == "/engines?model=m"
+    assert visitor.cookies[COLUMNS_COOKIE] == "engines.steps"
+    assert '<table class="hide-16">' in (await visitor.get("/engines?model=m")).text
+    await visitor.post("/columns", data={"page": "overview", "models.state": "1"})
+    assert "engines.steps" in visitor.cookies[COLUMNS_COOKIE], "those of other pages stay"
+    assert '<table class="">' in (await (await site.visitor()).get("/engines")).text
+    assert (await visitor.post("/columns", data={"page": "none"})).status_code == 400
+    visitor.cookies.set(COLUMNS_COOKIE, '"><script>')
+    assert "<script>" not in (await visitor.get("/engines")).text
