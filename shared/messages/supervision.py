@@ -89,6 +89,16 @@ class SleepOrderDone(msgspec.Struct, omit_defaults=True, kw_only=True):
     error: CallError | None = None
 
 
+class Activation(msgspec.Struct, kw_only=True):
+    """The first line after the configuration for a process on standby: from now on it serves the engine.
+
+    Args:
+        num_restarts: number of restarts of the engine, including this one.
+    """
+
+    num_restarts: int
+
+
 class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A line of JSON that a worker process writes to its standard output: at every change of state, and once a second
     while it is alive, so that a missing line is a sign.

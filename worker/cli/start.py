@@ -109,6 +109,8 @@ def _fork_server(host: HostOptions, engine: EngineConfig, process: dict[str, Any
     # Another process may run one for many workers, as the tests do.
     if isinstance(host.fork_server, str):
         return nullcontext(host.fork_server)
+    if host.fork_server is False and process["standby"]:
+        raise UsageError("--standby shares weights by forking; leave --no-fork-server out")
     if host.fork_server is False or (host.fork_server is None and engine.device != "cpu"):
         return nullcontext("")
     log_options = ("--log-level", process["log_level"], "--log-format", process["log_format"])

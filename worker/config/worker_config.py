@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from ...shared.errors import ConfigurationError
 from ...shared.params.answer_formats import REASONING_FORMATS
 from ...shared.params.chat import AUTO, NONE
 from ...shared.process.command_line import NAMESPACE_HELP, TRACES_HELP
@@ -42,6 +43,8 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
         starts_asleep: level at which the engine sleeps, without a core, until it is woken up; 0 to load the model.
         fork_server: socket of the process that forks engine cores. That for worker processes is next to it
             (``workers_address``). Empty to start both as new processes.
+        weights_keeper: socket of the process that holds the weights and forks cores that share them; empty without one.
+        standby_number: number of this process if it is started as a standby, and 0 if it serves at once.
     """
 
     worker_id: str
@@ -146,9 +149,27 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
         ),
     ] = None
     starts_asleep: int = 0
+    standby: Annotated[
+        bool,
+        Option(
+            "on the CPU, keep a second process of each engine ready, which shares the weights: after a death it serves "
+            "within 0.1 s",
+            Switch(),
+            group=PROCESS,
+        ),
+    ] = False
+    weights_keeper: str = ""
+    standby_number: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.standby:
+            _check_standby(self.engine)
+
+    @property
+    def process_id(self) -> str:
+        """Id of the process for fork servers, which end the former process of an id. A standby has its own."""
+        return f"{self.engine_id}~{self.standby_number}" if self.standby_number else self.engine_id
 
     @property
     def lease_ttl_ms(self) -> int:
@@ -159,3 +180,21 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
     def device_name(self) -> str:
         """Name of the engine's device, for people: "cpu" or "cuda:0"."""
         return self.engine.device if self.visible_devices is None else f"cuda:{self.visible_devices}"
+
+
+def _check_standby(engine: EngineConfig) -> None:
+    """Refuse an engine whose weights cannot be shared by forking.
+
+    Raises:
+        ConfigurationError: names the option that does not fit.
+    """
+    reasons = {
+        f"engine is {engine.engine!r}": engine.engine != "penstock",
+        f"the device is {engine.device!r}": engine.device != "cpu",
+        f"the engine has {engine.num_ranks} ranks": engine.num_ranks > 1,
+        "the engine is a rank of a data-parallel group": engine.is_grouped,
+    }
+    for reason in (reason for reason, is_so in reasons.items() if is_so):
+        raise ConfigurationError(
+            f"standby shares the weights of an engine of one rank on the CPU, but {reason}; leave --standby out"
+        )

@@ -37,6 +37,7 @@ from .execution.kv_cache import KVCacheSize
 from .execution.model_runner import ModelRunner
 from .images.admission import ImageAdmission
 from .images.interface import Images, NoImages
+from .keeper import inherited_model
 from .logits_processors import load_logits_processors
 from .offload.offload import KVOffload, make_offload
 from .offload.request_loads import OffloadLoads
@@ -88,7 +89,7 @@ class Engine:
 def make_ranks(config: EngineConfig, folder: Path) -> Ranks:
     """Return the ranks that compute the model in ``folder``; starts the processes of several ranks."""
     if config.num_ranks == 1:
-        return OneRank(config, folder)
+        return OneRank(config, folder, inherited_model(config))
     # Imported late, because it imports transformers, which takes seconds.
     from .ranks.several import SeveralRanks
 

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 from ...shared.process import plain_structlog  # noqa: F401  # before structlog
 from ...shared.process.log import add_log_arguments, configure_logging
+from ..config.engine_config import EngineConfig
 from ..processes.fork_server import Kind, be_fork_server, ignore_stops, name_process, take_streams
-from ..processes.forking import NUM_DESCRIPTORS, ForkCore
+from ..processes.forking import NUM_DESCRIPTORS, NUM_KEEPER_DESCRIPTORS, ForkCore, ForkKeeper
 
 _CUDA_NOT_INITIALIZED = 3
 
@@ -30,7 +31,31 @@ def _become_core(request: ForkCore, descriptors: Sequence[int]) -> int:
     return run([*inherited, *request.log_options])
 
 
-CORES = Kind("core", ForkCore, NUM_DESCRIPTORS, _become_core, outlives_asker=False)
+def _become_keeper(request: ForkKeeper, descriptors: Sequence[int]) -> int:
+    *streams, listener = descriptors
+    take_streams(streams)
+    name_process(f"weights {request.engine_id.rpartition('-')[2]}")
+    parser = argparse.ArgumentParser()
+    add_log_arguments(parser)
+    options = parser.parse_args(request.log_options)
+    configure_logging(options.log_level, options.log_format)
+    from .keeper import keep_weights
+
+    be_fork_server(listener, CORES, keep_weights(EngineConfig.decode(request.engine_config)))
+
+
+def _become_core_or_keeper(request: ForkCore, descriptors: Sequence[int]) -> int:
+    if isinstance(request, ForkKeeper):
+        return _become_keeper(request, descriptors)
+    return _become_core(request, descriptors)
+
+
+CORES = Kind(
+    "core",
+    {ForkCore: NUM_DESCRIPTORS, ForkKeeper: NUM_KEEPER_DESCRIPTORS},
+    _become_core_or_keeper,
+    outlives_asker=False,
+)
 
 
 def preload(folder: str, *, uses_transformers: bool = True) -> str:

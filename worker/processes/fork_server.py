@@ -13,11 +13,11 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Union
 
 import msgspec
 
@@ -38,16 +38,14 @@ class Kind:
 
     Args:
         name: name for people.
-        request: type of its request.
-        num_descriptors: number of file descriptors in a request.
+        requests: types of its requests, and the number of file descriptors in each.
         become: function of a child, called with the request and the descriptors; returns the exit status.
         outlives_asker: whether the child notices the end of the requesting connection itself. Other children are killed
             by the server: only the parent can be sure that a process id is not reused.
     """
 
     name: str
-    request: type[ForkRequest]
-    num_descriptors: int
+    requests: Mapping[type[ForkRequest], int]
     become: Callable[[Any, Sequence[int]], int]
     outlives_asker: bool
 
@@ -86,7 +84,7 @@ class ForkServer:
 
     def __init__(self, listener: socket.socket, lifeline: int, kind: Kind, refusal: str = "") -> None:
         self._kind = kind
-        self._decoder = msgspec.msgpack.Decoder(kind.request)
+        self._decoder: Any = msgspec.msgpack.Decoder(Union[tuple(kind.requests)])  # noqa: UP007  # of a variable
         self._listener: socket.socket | None = listener
         self._lifeline = lifeline
         self._refusal = refusal
@@ -117,7 +115,8 @@ class ForkServer:
 
     def _read_request(self, connection: _Connection) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(connection.socket, _READ_BYTES, self._kind.num_descriptors)
+            max_descriptors = max(self._kind.requests.values())
+            data, descriptors, _, _ = socket.recv_fds(connection.socket, _READ_BYTES, max_descriptors)
         except ConnectionResetError:
             data, descriptors = b"", []
         connection.descriptors += descriptors
@@ -143,11 +142,11 @@ class ForkServer:
         except msgspec.DecodeError as error:
             connection.answer(NotForked(f"the fork server cannot decode the request: {error}"))
             return
-        refusal = self._refusal
+        refusal, num_descriptors = self._refusal, self._kind.requests[type(request)]
         if request.version != FORK_VERSION:
             refusal = f"the fork server speaks version {FORK_VERSION}, this process {request.version}"
-        elif len(connection.descriptors) != self._kind.num_descriptors:
-            refusal = f"the fork server got {len(connection.descriptors)} descriptors of {self._kind.num_descriptors}"
+        elif len(connection.descriptors) != num_descriptors:
+            refusal = f"the fork server got {len(connection.descriptors)} descriptors of {num_descriptors}"
         elif connection.request is not None:
             refusal = f"a connection is for one {self._kind.name}"
         if not refusal and not self._end_predecessors(request.engine_id):

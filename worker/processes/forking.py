@@ -2,10 +2,11 @@
 
 worker process, or its supervisor                      fork server
 ForkCore + channel, progress, trace, out, err
-  | ForkWorker + in, out, err                   ──▶
+  | ForkWorker + in, out, err
+  | ForkKeeper + lifeline, out, err, socket     ──▶
                                                 ◀──    Forked(pid) + pidfd | NotForked(reason)
                                                 ◀──    ChildExited(returncode)
-(end of the stream: the server kills the core; a worker process exits when its standard input closes)
+(end of the stream: the server kills the core or keeper; a worker process exits when its standard input closes)
 
 Frames are those of ``ipc.py`` on a Unix socket, which sends the descriptors together with the first bytes.
 """
@@ -27,11 +28,13 @@ import msgspec
 from .ipc import FrameSplitter, frame
 
 # Increased with any change below, because a process started after an upgrade may connect to an older server.
-FORK_VERSION = 2
+FORK_VERSION = 3
 # Descriptors of ``ForkCore``, in this order: channel, progress, trace, standard output, standard error.
 NUM_DESCRIPTORS = 5
 # Descriptors of ``ForkWorker``, in this order: standard input, output and error.
 NUM_WORKER_DESCRIPTORS = 3
+# Descriptors of ``ForkKeeper``, in this order: lifeline, standard output and error, listening socket.
+NUM_KEEPER_DESCRIPTORS = 4
 _READ_BYTES = 1 << 12
 
 
@@ -40,7 +43,8 @@ class ForkCore(msgspec.Struct, frozen=True, kw_only=True, tag="fork", array_like
 
     Args:
         version: ``FORK_VERSION`` of the requesting process.
-        engine_id: id of the engine. A core of the same engine that still runs is killed and awaited first.
+        engine_id: id of the process. A process of the same id that still runs is killed and awaited first. So a standby
+            has another id than the process that serves its engine.
         environment: whole environment, as bytes, since file names in it may not be valid text.
         folder: working directory.
         module_paths: ``sys.path``.
@@ -55,12 +59,22 @@ class ForkCore(msgspec.Struct, frozen=True, kw_only=True, tag="fork", array_like
     log_options: list[str]
 
 
+class ForkKeeper(ForkCore, frozen=True, kw_only=True, tag="fork_keeper", array_like=True):
+    """Request for a keeper of weights, which loads a model and forks cores that share its memory.
+
+    Args:
+        engine_config: ``EngineConfig`` as JSON.
+    """
+
+    engine_config: bytes
+
+
 class ForkWorker(msgspec.Struct, frozen=True, kw_only=True, tag="fork_worker", array_like=True):
     """Request for a worker process, which reads its configuration from its standard input.
 
     Args:
         version: ``FORK_VERSION`` of the requesting process.
-        engine_id: id of the engine. A worker process of the same engine that still runs is killed and awaited first.
+        engine_id: as in ``ForkCore``.
         environment: as in ``ForkCore``.
         folder: working directory.
         module_paths: ``sys.path``.
@@ -91,7 +105,7 @@ class ChildExited(msgspec.Struct, frozen=True, tag="exited", array_like=True):
     returncode: int
 
 
-ForkRequest = ForkCore | ForkWorker
+ForkRequest = ForkCore | ForkKeeper | ForkWorker
 ForkAnswer = Forked | NotForked | ChildExited
 
 
@@ -105,7 +119,7 @@ class NotForkedError(Exception):
 
 
 async def fork_process(
-    fork_server: str, request: ForkRequest, descriptors: Sequence[int], timeout_s: float
+    fork_server: str, request: ForkRequest, descriptors: Sequence[int], timeout_s: float | None
 ) -> ForkedProcess:
     """Request a process at the socket ``fork_server``, and return it once it exists.
 

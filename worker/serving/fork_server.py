@@ -26,7 +26,7 @@ def _become_worker(request: ForkWorker, streams: Sequence[int]) -> int:
     return process.main()
 
 
-WORKERS = Kind("worker process", ForkWorker, NUM_WORKER_DESCRIPTORS, _become_worker, outlives_asker=True)
+WORKERS = Kind("worker process", {ForkWorker: NUM_WORKER_DESCRIPTORS}, _become_worker, outlives_asker=True)
 
 
 def main() -> None:

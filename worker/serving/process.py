@@ -1,7 +1,7 @@
 """The worker process: reads its configuration, builds its parts, reports its state, stops in order.
 
-Standard input: a line of JSON (``WorkerConfig``), then lines of ``SleepOrder``. Its end means that the supervisor has
-exited.
+Standard input: a line of JSON (``WorkerConfig``), for a standby a line of ``Activation``, then lines of ``SleepOrder``.
+Its end means that the supervisor has exited.
 Standard output: a ``WorkerStatus`` line per change of state and per second, so that a missing line shows a fault.
 SIGTERM drains; a second one releases all requests immediately.
 """
@@ -25,7 +25,7 @@ from ...shared.deployment.records import DeathCause
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.messages.core import EngineCoreOutputs, Ready
-from ...shared.messages.supervision import EngineState, SleepOrder, SleepOrderDone
+from ...shared.messages.supervision import Activation, EngineState, SleepOrder, SleepOrderDone
 from ...shared.process.log import configure_logging
 from ...shared.shards import make_connections
 from ...shared.tracing.endpoint import is_enabled
@@ -34,6 +34,7 @@ from ..data_parallel.member import GroupMember, NoGroup
 from ..processes.host import waited_for_processor_s
 from ..text.tokenizer import TextCodec
 from .core.client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
+from .core.process import ForkServer
 from .core.stall import StallWatch, until_hung
 from .redis_waiting import LEAVE_PATIENCE_S, until_first, until_leaving
 from .reporting.engine_meter import StepLog
@@ -55,13 +56,19 @@ class StopSignals:
         at_once: release running requests instead of finishing them.
         is_orphaned: the supervisor has exited.
         on_order: called with each order of the supervisor.
+        activation: the supervisor's order to serve; None while this process stands by.
+        is_activated: set with ``activation``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, activation: Activation | None) -> None:
         self.stop = asyncio.Event()
         self.at_once = asyncio.Event()
         self.is_orphaned = asyncio.Event()
         self.on_order: Callable[[SleepOrder], None] = lambda _: None
+        self.activation = activation
+        self.is_activated = asyncio.Event()
+        if activation is not None:
+            self.is_activated.set()
         # False before it serves and after a failure, when it has no requests to release.
         self.is_serving = False
 
@@ -80,6 +87,10 @@ class StopSignals:
     async def _watch_lifeline(self, lifeline: asyncio.StreamReader) -> None:
         # A supervisor that is killed may leave a part of a line.
         while (line := await lifeline.readline()).endswith(b"\n"):
+            if self.activation is None:
+                self.activation = msgspec.json.decode(line, type=Activation)
+                self.is_activated.set()
+                continue
             self.on_order(msgspec.json.decode(line, type=SleepOrder))
         if self.is_serving:
             log.warning("supervisor_gone")
@@ -101,7 +112,12 @@ class WorkerProcess:
         self._heartbeat = Heartbeat(config, self._commands)
         log_options = ("--log-level", config.log_level, "--log-format", config.log_format)
         self._core = CoreClient(
-            self._on_outputs, log_options, engine_id=config.engine_id, fork_server=config.fork_server
+            self._on_outputs,
+            log_options,
+            engine_id=config.process_id,
+            fork_servers=_fork_servers(config),
+            # The weights of a standby that loads them itself would take their memory once more.
+            may_spawn=not config.standby_number,
         )
         self._group: GroupMember | NoGroup = NoGroup(config.engine)
         if config.engine.is_grouped:
@@ -122,10 +138,14 @@ class WorkerProcess:
         beating: asyncio.Task[None] | None = None
         try:
             await asyncio.gather(self._commands.open(), self._subscriber.open())
-            beating = asyncio.create_task(self._heartbeat.run())
             load = self._sleep_unloaded if self._config.starts_asleep else self._start
-            started = await load(signals)
-            if started is None:
+            loading = asyncio.create_task(load(signals))
+            await self._stand_by(loading, signals)
+            if signals.activation is not None:
+                self._heartbeat.activate(signals.activation.num_restarts)
+                beating = asyncio.create_task(self._heartbeat.run())
+            started = await loading
+            if started is None or signals.activation is None:
                 return 0
             return await self._serve(*started, signals)
         except Exception as error:
@@ -136,6 +156,21 @@ class WorkerProcess:
             await self._stop_serving(beating)
             reporting.cancel()
             self._status.report(EngineState.STOPPED)
+
+    async def _stand_by(self, loading: asyncio.Task[tuple[Ready, TextCodec] | None], signals: StopSignals) -> None:
+        """Wait until this process must serve or stop. Only a standby waits.
+
+        Raises:
+            CoreLostError: its core has ended.
+            Exception: of ``loading``.
+        """
+        await until_first([loading], signals.stop, signals.is_activated)
+        if signals.is_activated.is_set() or not loading.done() or loading.result() is None:
+            return
+        log.info("standby_ready", worker_pid=os.getpid(), core_pid=self._core.pid)
+        await until_first([], signals.stop, signals.is_activated, self._core.dead)
+        if self._core.dead.is_set() and not signals.stop.is_set():
+            raise CoreLostError(await self._core.end())
 
     async def _sleep_unloaded(self, signals: StopSignals) -> tuple[Ready, TextCodec] | None:
         """Sleep without a core until a ``WakeUp``, then load the model; None if a stop came first."""
@@ -174,6 +209,7 @@ class WorkerProcess:
         codec = await asyncio.to_thread(
             TextCodec.load, Path(ready.model_folder), reasoning_parser=self._config.reasoning_parser
         )
+        _collect_garbage_rarely()
         return ready, codec
 
     async def _start_core(self) -> Ready:
@@ -214,7 +250,6 @@ class WorkerProcess:
         self._heartbeat.set_sleep_level(0)
         self._heartbeat.state = EngineState.READY
         await self._heartbeat.beat()
-        _collect_garbage_rarely()
         self._status.report(EngineState.READY)
 
     async def _watch_loading(self) -> None:
@@ -308,6 +343,16 @@ class WorkerProcess:
         self._status.report(EngineState.FAILED, code=code, message=str(error), trace=trace, is_external=is_external)
 
 
+def _fork_servers(config: WorkerConfig) -> list[ForkServer]:
+    """Return the processes that may fork the core, the preferred one first."""
+    servers = [ForkServer(config.fork_server)] if config.fork_server else []
+    if config.weights_keeper:
+        keeper = ForkServer(config.weights_keeper, config.load_timeout_s or None)
+        # A standby may not take memory for weights of its own.
+        servers = [keeper] if config.standby_number else [keeper, *servers]
+    return servers
+
+
 def _collect_garbage_rarely() -> None:
     """Exclude the objects that exist now from garbage collection, and collect less often.
 
@@ -321,7 +366,7 @@ def _collect_garbage_rarely() -> None:
 
 async def serve(config: WorkerConfig, lifeline: asyncio.StreamReader) -> int:
     """Run a worker process inside the running loop and return its exit status."""
-    signals = StopSignals()
+    signals = StopSignals(None if config.standby_number else Activation(num_restarts=config.num_restarts))
     watching = signals.install(lifeline)
     giving_up = asyncio.create_task(_leave_anyway(signals))
     try:

@@ -25,7 +25,7 @@ import structlog
 
 from ...shared.control.engine import Sleep, SleepState, WakeUp
 from ...shared.errors import EngineDeadError, RedisUnavailableError, from_wire
-from ...shared.messages.supervision import EngineState, SleepOrder, SleepOrderDone, WorkerStatus
+from ...shared.messages.supervision import Activation, EngineState, SleepOrder, SleepOrderDone, WorkerStatus
 from ..config.worker_config import STATUS_INTERVAL_S, WorkerConfig
 from ..processes.forking import FORK_VERSION, ForkedProcess, ForkWorker, NotForkedError, fork_process, workers_address
 from ..processes.host import waited_for_processor_s
@@ -54,9 +54,10 @@ FIRST_REPORT_TIMEOUT_S = 60.0
 
 
 class EngineProcess:
-    """A worker process, which serves one engine. ``on_change`` is called after a change of any attribute.
+    """A worker process, which serves one engine or stands by for it.
 
     Attributes:
+        on_change: called after a change of any other attribute.
         state: last reported state.
         failure: last report of a failure; None without one.
         ended: set together with ``exit_code``.
@@ -79,8 +80,8 @@ class EngineProcess:
         self.weights = ("", "")
         self.exit_code: int | None = None
         self.ended = asyncio.Event()
-        self._config = config
-        self._on_change = on_change
+        self.on_change = on_change
+        self.config = config
         self._num_tokens = 0
         self._had_waited_s = 0.0
         self._silence: Death | None = None
@@ -99,15 +100,17 @@ class EngineProcess:
         Raises:
             OSError: the host cannot start another process.
         """
-        process = await start_worker(self._config)
+        process = await start_worker(self.config)
         self._process = process
         self.last_report_at = asyncio.get_running_loop().time()
-        # The configuration fits into the pipe; if the process is dead already, its exit is reported below.
-        with suppress(BrokenPipeError):
-            process.stdin.write(msgspec.json.encode(self._config) + b"\n")
-            process.stdin.flush()
+        # The configuration fits into the pipe.
+        self._write_line(self.config)
         reading = asyncio.create_task(self._read_statuses(process.stdout))
         self._tasks = [reading, asyncio.create_task(self._watch_exit(process, reading))]
+
+    def activate(self, num_restarts: int) -> None:
+        """Let a process on standby serve, as soon as its model is loaded."""
+        self._write_line(Activation(num_restarts=num_restarts))
 
     async def order(self, call: Sleep | WakeUp) -> SleepState:
         """Have the engine sleep or wake up, also while Redis is away; return the state that it reports.
@@ -120,9 +123,7 @@ class EngineProcess:
             raise EngineDeadError("the worker process has ended")
         order_id = next(_order_ids)
         answer = self._orders[order_id] = asyncio.get_running_loop().create_future()
-        with suppress(BrokenPipeError):  # its end is reported below
-            self._process.stdin.write(msgspec.json.encode(SleepOrder(order_id=order_id, call=call)) + b"\n")
-            self._process.stdin.flush()
+        self._write_line(SleepOrder(order_id=order_id, call=call))
         try:
             return await answer
         finally:
@@ -205,7 +206,7 @@ class EngineProcess:
         for answer in self._orders.values():
             if not answer.done():
                 answer.set_exception(EngineDeadError(self.death().reason))
-        self._on_change(self)
+        self.on_change(self)
 
     async def _read_statuses(self, pipe: IO[bytes]) -> None:
         reader = asyncio.StreamReader(limit=MAX_STATUS_LINE_BYTES)
@@ -241,7 +242,7 @@ class EngineProcess:
             self.failure = status
         if status.done is not None:
             self._end_order(status.done)
-        self._on_change(self)
+        self.on_change(self)
 
     def _end_order(self, outcome: SleepOrderDone) -> None:
         answer = self._orders.get(outcome.order_id)
@@ -254,6 +255,15 @@ class EngineProcess:
 
     def _waited_s(self) -> float:
         return waited_for_processor_s(self._process.pid) if self._process is not None and self.alive else 0.0
+
+    def _write_line(self, message: WorkerConfig | SleepOrder | Activation) -> None:
+        """Write a line to its standard input. Its end is reported by ``ended``."""
+        assert self._process is not None
+        if self._process.stdin.closed:
+            return
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(msgspec.json.encode(message) + b"\n")
+            self._process.stdin.flush()
 
     def _close_life_line(self) -> None:
         if self._process is not None:
@@ -345,7 +355,7 @@ class _Forked:
 async def _fork(config: WorkerConfig) -> _Forked | None:
     request = ForkWorker(
         version=FORK_VERSION,
-        engine_id=config.engine_id,
+        engine_id=config.process_id,
         environment=dict(os.environb),
         folder=os.getcwdb(),
         module_paths=sys.path,

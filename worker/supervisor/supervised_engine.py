@@ -24,6 +24,7 @@ from ..config.worker_config import WorkerConfig
 from .engine_process import EngineProcess
 from .reaper import Reaper
 from .restart import Death, Phase, RestartPolicy
+from .standby import make_standby
 
 # While stopping: requests not reclaimed in this time are left to reapers on other hosts, once the lease expires.
 LAST_RECLAIM_TIMEOUT_S = 2.0
@@ -43,6 +44,7 @@ class Engine:
     Attributes:
         policy: restart policy, which holds the phase.
         process: current worker process, or the last one.
+        standby: process that continues after a death.
         death: how the last process ended; None while the first one runs.
         is_restarted: whether the engine is restarted when it dies. False until all engines of the host serve. For a
             rank of a group: True once it has served or lost its group, since other ranks may stand by indefinitely.
@@ -52,6 +54,7 @@ class Engine:
         self.engine_id = config.engine_id
         self.policy = RestartPolicy()
         self.process = EngineProcess(config, self._on_process_change)
+        self.standby = make_standby(config)
         self.death: Death | None = None
         self.is_restarted = False
         self._config = config
@@ -73,19 +76,22 @@ class Engine:
                     self._record_death()
                 # Before waiting for its processes, so that other engines resume its requests meanwhile.
                 await self._reclaim()
-                await self.process.gone()
+                if self.standby.waiting_process is None:
+                    await self.process.gone()
                 is_last = is_last or self.policy.phase is Phase.GIVEN_UP
                 if is_last or await self._told_to_leave_within(self.policy.restart_in_s):
                     break
                 self.policy.restarting()
             self.policy.leave()
         finally:
+            self.standby.end_standby("the engine ends")
             self.process.kill()
             self._on_change()
 
     def leave(self, how: Callable[[EngineProcess], None]) -> None:
         """Stop restarting the engine, and call ``how`` with its worker process if that is alive."""
         self._leaving.set()
+        self.standby.end_standby("the engine leaves")
         if self.process.alive:
             how(self.process)
 
@@ -163,9 +169,8 @@ class Engine:
         config = msgspec.structs.replace(
             self._config, num_restarts=self.policy.num_restarts, starts_asleep=self.process.sleep_level
         )
-        self.process = EngineProcess(config, self._on_process_change)
         try:
-            await self.process.start()
+            await self._begin_process(config)
         except OSError as error:
             # The host is out of processes or memory, which may pass.
             self.death = Death(f"the worker process could not be started: {error}", is_external=True)
@@ -175,6 +180,20 @@ class Engine:
             await self.process.ended.wait()
             self.death = self.process.death()
         self._died_at = asyncio.get_running_loop().time()
+
+    async def _begin_process(self, config: WorkerConfig) -> None:
+        """Let the process on standby serve, or start a new one.
+
+        Raises:
+            OSError: the host cannot start another process.
+        """
+        process = self.standby.take_process(config)
+        if process is not None:
+            self.process, process.on_change = process, self._on_process_change
+            process.activate(config.num_restarts)
+            return
+        self.process = EngineProcess(await self.standby.prepare_start(config), self._on_process_change)
+        await self.process.start()
 
     def _record_death(self) -> None:
         assert self.death is not None
@@ -234,6 +253,10 @@ class Engine:
                     num_restarts=self.policy.num_restarts,
                     took_s=round(asyncio.get_running_loop().time() - self._died_at, 2),
                 )
+        if process.sleep_level > 1 or process.weights != ("", ""):
+            self.standby.end_standby("the engine has discarded or replaced the weights")
+        elif serves and not self._leaving.is_set():
+            self.standby.keep_ready(self._config)
         self._on_change()
 
 

@@ -266,7 +266,10 @@ class Supervisor:
         return any(task.done() and task.exception() for task in self._running)
 
     def _processes_expected_to_report(self) -> list[EngineProcess]:
-        return [engine.process for engine in self._engines if engine.is_expected_to_report]
+        serving = [engine.process for engine in self._engines if engine.is_expected_to_report]
+        return serving + [
+            engine.standby.waiting_process for engine in self._engines if engine.standby.waiting_process is not None
+        ]
 
     def _on_change(self) -> None:
         self._changed.set()

@@ -56,7 +56,7 @@ from .lora.row import LoraRow
 from .other_load import OtherLoad
 from .queue.durability import DurabilityCost
 from .queue.follow import FollowRow
-from .queue.recovery import Recovery
+from .queue.recovery import Recovery, StandbyMemory
 from .queue.report import QueueRows, measured_rows, queue_table
 from .result import add_caption
 from .speculation.report import speculation_goals, speculation_table
@@ -93,6 +93,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
     follow: FollowRow | None = None
     durability: DurabilityCost | None = None
     recoveries: list[Recovery] = []
+    standby_memory: StandbyMemory | None = None
     queue: QueueRows = msgspec.field(default_factory=QueueRows)
     goals: list[Goal] = []
     other_load: dict[str, OtherLoad] = {}
@@ -257,7 +258,15 @@ def _recovery(report: BenchReport) -> Table:
     for row in report.recoveries:
         shares = [percentile(row.seconds, share) for share in (0.5, 0.99, 1.0)]
         times = [f"{seconds:.2f}" for seconds in (*shares, row.ready_time_s)]
-        table.add_row(str(row.num_engines), str(len(row.seconds)), *times)
+        engines = f"{row.num_engines} and a standby" if row.has_standby else str(row.num_engines)
+        table.add_row(engines, str(len(row.seconds)), *times)
+    if (memory := report.standby_memory) is not None:
+        share = memory.standby_bytes / memory.weights_bytes
+        table.caption = (
+            f"with weights of {memory.weights_bytes >> 20:,} MiB: the standby takes "
+            f"{memory.standby_bytes >> 20} MiB that no other process uses, {share:.1%} of the weights, and the keeper "
+            f"of the weights {memory.keeper_bytes >> 20} MiB"
+        )
     return table
 
 

@@ -41,7 +41,7 @@ from .queue.figures import measure_figures
 from .queue.fleet import measure_fleet
 from .queue.follow import measure_follow
 from .queue.idle import measure_idle
-from .queue.recovery import measure_recovery
+from .queue.recovery import measure_recovery, measure_standby_memory
 from .queue.scale import measure_scale
 from .report import BANDWIDTH, BenchReport, all_goals, engine_label, machine, print_report, versions, write_report
 from .speculation.row import learn_answers, measure_speculation
@@ -50,6 +50,7 @@ from .speculation.sides import InTurns, rivals
 GROWTH_MODEL = "tiny"
 POOLING_MODEL = "minilm"
 LORA_MODEL = "smol135"
+STANDBY_MODEL = "qwen06"
 SPECULATION_MODEL = "smol135"
 # A round of it takes seconds.
 GATEWAY_ROUNDS = 3
@@ -178,7 +179,8 @@ def _other_rows(
             report.durability = asyncio.run(durability_cost(url, options.num_requests or BATCH_SIZE))
 
     def recovery() -> None:
-        report.recoveries = [measure_recovery(num_engines) for num_engines in (2, 1)]
+        report.recoveries = [measure_recovery(2), measure_recovery(1), measure_recovery(1, has_standby=True)]
+        report.standby_memory = measure_standby_memory(model_folder(STANDBY_MODEL, scratch))
 
     def follow() -> None:
         report.follow = measure_follow()

@@ -48,7 +48,7 @@ from ...processes.ipc import WorkerChannel, socket_pair
 from ...processes.process_tree import kill_process_tree
 from ...processes.progress import ProgressReader
 from .death import Cause, CoreDeath, CoreTrace, cause_of_exit, cause_of_stall
-from .process import CoreProcess, Launch, start_core
+from .process import CoreProcess, ForkServer, Launch, start_core
 
 SHUTDOWN_TIMEOUT_S = 5.0
 # How long a core may take to exit once it has closed the channel.
@@ -93,8 +93,9 @@ class CoreClient:
     Args:
         on_outputs: called with each step's outputs.
         log_options: logging options of the core's command line.
-        engine_id: id of the engine that the core belongs to.
-        fork_server: socket of the fork server that starts the core; empty to start it as a new process.
+        engine_id: id of the worker process that the core belongs to.
+        fork_servers: fork servers that may start the core; empty to start it as a new process.
+        may_spawn: whether it may be started as a new process if none of them forks it.
 
     Attributes:
         dead: set when the core has exited or closed its channel; ``end`` returns the cause.
@@ -107,11 +108,13 @@ class CoreClient:
         log_options: Sequence[str] = (),
         *,
         engine_id: str = "",
-        fork_server: str = "",
+        fork_servers: Sequence[ForkServer] = (),
+        may_spawn: bool = True,
     ) -> None:
         self._log_options = log_options
         self._engine_id = engine_id
-        self._fork_server = fork_server
+        self._fork_servers = fork_servers
+        self._may_spawn = may_spawn
         self._on_outputs = on_outputs
         self._channel = WorkerChannel(self._on_message, self._on_lost)
         self._process: CoreProcess | None = None
@@ -140,6 +143,7 @@ class CoreClient:
             CoreStartupError: the core reported another error; carries its traceback.
             CoreLostError: the core ended without a report.
             LoadTimeoutError: the core hung, and ``kill_loading`` was called.
+            EngineDeadError: no fork server has forked the core, and it may not be started as a new process.
         """
         ours, theirs = socket_pair()
         self._num_oom_kills_before = await asyncio.to_thread(num_oom_kills)
@@ -153,7 +157,7 @@ class CoreClient:
             module=CORE_MODULES[config.engine],
             python=config.engine_python,
         )
-        self._process = await start_core(launch, self._fork_server)
+        self._process = await start_core(launch, self._fork_servers, may_spawn=self._may_spawn)
         theirs.close()
         self._watching = asyncio.create_task(self._await_exit(self._process))
         ours.setblocking(False)

@@ -6,11 +6,12 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import structlog
 
+from ....shared.errors import EngineDeadError
 from ....shared.process.children import start_child
 from ...processes.forking import FORK_VERSION, ForkCore, NotForkedError, fork_process
 
@@ -18,6 +19,13 @@ from ...processes.forking import FORK_VERSION, ForkCore, NotForkedError, fork_pr
 FORK_TIMEOUT_S = 120.0
 
 log = structlog.get_logger(__name__)
+
+
+class ForkServer(NamedTuple):
+    """The socket of a process that forks cores, and the time that it has to answer: it may still import or load."""
+
+    address: str
+    timeout_s: float | None = FORK_TIMEOUT_S
 
 
 class CoreProcess(Protocol):
@@ -43,7 +51,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of the start of a core.
 
     Args:
-        engine_id: id of the engine that the core belongs to.
+        engine_id: id of the worker process that the core belongs to.
         visible_devices: its CUDA_VISIBLE_DEVICES; None to inherit this process's.
         log_options: logging options of its command line.
         channel, progress, trace: descriptors that it inherits.
@@ -79,21 +87,26 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return environment
 
 
-async def start_core(launch: Launch, fork_server: str) -> CoreProcess:
-    """Start a core with ``launch``. ``fork_server`` is the socket of a fork server, or empty.
+async def start_core(launch: Launch, fork_servers: Sequence[ForkServer], *, may_spawn: bool = True) -> CoreProcess:
+    """Start a core with ``launch``, forked by the first of ``fork_servers`` that is reachable and does not refuse.
 
-    If the fork server is unreachable or refuses, the core is started as a new process, which takes longer.
+    Without one the core is started as a new process, which takes longer.
 
     Raises:
         OSError: the host cannot start another process.
+        EngineDeadError: no fork server has forked it, and not ``may_spawn``.
     """
-    if fork_server:
+    for address, timeout_s in fork_servers:
         try:
             descriptors = [launch.channel, launch.progress, launch.trace, 1, 2]
-            process = await fork_process(fork_server, launch.request(), descriptors, FORK_TIMEOUT_S)
+            process = await fork_process(address, launch.request(), descriptors, timeout_s)
         except NotForkedError as error:
+            if not may_spawn:
+                raise EngineDeadError(f"no core was forked: {error}") from error
             reason = str(error)
-            log.warning("core_not_forked", reason=reason, remedy="the core starts as a new process, which takes longer")
+            log.warning(
+                "core_not_forked", reason=reason, remedy="the core is started in another way, which takes longer"
+            )
         else:
             log.info("core_started", core_pid=process.pid, is_forked=True)
             return process

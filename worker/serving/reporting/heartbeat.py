@@ -62,6 +62,7 @@ class Heartbeat:
 
     def __init__(self, config: WorkerConfig, connection: CommandConnection) -> None:
         self._config = config
+        self._num_restarts = config.num_restarts
         self._connection = connection
         self._keys = Keys(config.namespace)
         self.state = EngineState.STARTING
@@ -89,6 +90,10 @@ class Heartbeat:
     def watch(self, progress: ProgressReader, stall_watch: StallWatch) -> None:
         """Include the progress of the core in the heartbeat. Without it, the core seems idle."""
         self._progress, self._stall_watch = progress, stall_watch
+
+    def activate(self, num_restarts: int) -> None:
+        """Describe the engine from now on, as its process after ``num_restarts``."""
+        self._num_restarts, self._started_at = num_restarts, time.time()
 
     def set_group_status(self, group: GroupStatus) -> None:
         """Include the status in its data-parallel group in the heartbeat."""
@@ -203,7 +208,7 @@ class Heartbeat:
             worker_rss_bytes=worker_rss_bytes,
             core_rss_bytes=core_rss_bytes,
             error=self.error,
-            num_restarts=config.num_restarts,
+            num_restarts=self._num_restarts,
             device_memory_bytes=stats.device_memory_bytes,
             stats=self.engine_stats,
             setup=self._card.setup if self._card is not None else None,

@@ -1,13 +1,19 @@
-"""How long a subscriber waits for its next token after kill -9 of the engine core that ran its request."""
+"""How long a subscriber waits for its next token after kill -9 of the engine core that ran its request.
+
+Also how much memory a standby takes that no other process uses.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import msgspec
+import psutil
 
 from .....producer import Client, SamplingParams
 from .....shared.broker import Broker
@@ -22,38 +28,98 @@ from ...chaos.recovery_clock import RecoveryClock
 
 NUM_STREAMS = 16
 NUM_KILLS = 6
+_STANDBY_READY = "standby_ready"
 POLL_S = 0.05
 TIMEOUT_S = 120.0
 # As long as the outputs of the throughput rows. Generated tokens must be computed again.
 PARAMS = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True)
 PROMPT = "count from four to nine:"
+_STANDBY_OPTIONS = ["--standby", "--log-level", "info", "--log-format", "json"]
 
 
 class Recovery(msgspec.Struct, kw_only=True):
-    """Seconds from the kill to the next token, of each request that the killed engine held."""
+    """Seconds from the kill to the next token, of each request that the killed engine held.
+
+    Args:
+        has_standby: whether each engine had a standby.
+    """
 
     num_engines: int
     ready_time_s: float
     seconds: list[float]
+    has_standby: bool = False
 
 
-def measure_recovery(num_engines: int) -> Recovery:
+class StandbyMemory(msgspec.Struct, kw_only=True):
+    """Memory of a standby, in bytes.
+
+    Args:
+        weights_bytes: of the model's files.
+        standby_bytes: memory of its worker process and core that no other process uses.
+        keeper_bytes: the same of the keeper of the weights.
+    """
+
+    weights_bytes: int
+    standby_bytes: int
+    keeper_bytes: int
+
+
+def measure_recovery(num_engines: int, *, has_standby: bool = False) -> Recovery:
     """Kill a busy core ``NUM_KILLS`` times among ``num_engines`` that serve the demo model."""
     options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--log-level", "error"]
     # Each has room for everything, so nothing waits for the restart of the killed one.
     options += ["--max-num-seqs", str(NUM_STREAMS)]
+    if has_standby:
+        options += _STANDBY_OPTIONS
     with LocalStack(MODEL, options, num_workers=num_engines) as stack:
-        seconds = asyncio.run(_kill_repeatedly(stack, num_engines))
-        return Recovery(num_engines=num_engines, ready_time_s=stack.ready_time_s, seconds=seconds)
+        seconds = asyncio.run(_kill_repeatedly(stack, num_engines, has_standby=has_standby))
+        return Recovery(
+            num_engines=num_engines, ready_time_s=stack.ready_time_s, seconds=seconds, has_standby=has_standby
+        )
 
 
-async def _kill_repeatedly(stack: LocalStack, num_engines: int) -> list[float]:
+def measure_standby_memory(model: Path) -> StandbyMemory:
+    """Serve the model in a folder, and measure the standby of its engine."""
+    options = ["--device", "cpu", "--served-model-name", "demo", "--max-model-len", "512", *_STANDBY_OPTIONS]
+    with LocalStack(model, options) as stack:
+        worker_pid, core_pid = asyncio.run(_standby(stack, 1))
+        keeper = psutil.Process(core_pid).parent()
+        assert keeper is not None, "the core on standby has no keeper"
+        return StandbyMemory(
+            weights_bytes=sum(path.stat().st_size for path in model.glob("*.safetensors")),
+            standby_bytes=_own_bytes(worker_pid) + _own_bytes(core_pid),
+            keeper_bytes=_own_bytes(keeper.pid),
+        )
+
+
+async def _standby(stack: LocalStack, number: int) -> tuple[int, int]:
+    """Wait until the standby with a number is ready; return the ids of its worker process and core."""
+    give_up_at = time.monotonic() + TIMEOUT_S
+    while True:
+        lines = [line for line in stack.workers[0].log.splitlines() if _STANDBY_READY in line]
+        if len(lines) >= number:
+            line = json.loads(lines[number - 1])
+            return line["worker_pid"], line["core_pid"]
+        if time.monotonic() > give_up_at:
+            raise TimeoutError("no standby is ready")
+        await asyncio.sleep(POLL_S)
+
+
+def _own_bytes(pid: int) -> int:
+    """Return the bytes that a process has written and shares with no other; pages of files are not included."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty:"))
+
+
+async def _kill_repeatedly(stack: LocalStack, num_engines: int, *, has_standby: bool) -> list[float]:
     clock = RecoveryClock()
     commands = CommandConnection(stack.url)
     broker = Broker(commands, Keys().model("demo"))
     async with Client.connect(stack.url) as client:
         streams = [asyncio.create_task(_stream_for_ever(client, clock, f"r{i}")) for i in range(NUM_STREAMS)]
-        for _ in range(NUM_KILLS):
+        for number in range(1, NUM_KILLS + 1):
+            if has_standby:
+                await _standby(stack, number)
             beats = await _all_serving(commands, num_engines)
             victim = max(beats, key=lambda beat: beat.num_running_reqs)
             claimed = [request_id for request_id, _ in await broker.claims(victim.engine_id)]

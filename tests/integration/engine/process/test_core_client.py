@@ -18,6 +18,7 @@ from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.processes.progress import Phase
 from penstock.worker.serving.core.client import CoreClient, CoreLostError
+from penstock.worker.serving.core.process import ForkServer
 from penstock.worker.serving.core.stall import StallWatch
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
@@ -46,7 +47,7 @@ class Core:
 
     def __init__(self) -> None:
         fork_server = os.environ[FORK_SERVER_VARIABLE]
-        self.client = CoreClient(self._on_outputs, engine_id=uuid.uuid4().hex, fork_server=fork_server)
+        self.client = CoreClient(self._on_outputs, engine_id=uuid.uuid4().hex, fork_servers=[ForkServer(fork_server)])
         self.num_tokens = 0
         self._came = asyncio.Event()
 
