@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from ..shared.errors import ValidationError
 from ..shared.queue.lifecycle import EventKind, RequestState
+from ..shared.queue.stats import ModelState, Readiness
 from ..shared.values.shown import shown
 
 # Seconds, name, and the count from which the next unit is used: "90 s" is more precise than "2 min".
@@ -74,3 +75,24 @@ def event_words(kind: EventKind) -> str:
 def state_words(state: str) -> str:
     """Return a state of a request in words; a state of a newer version as it is."""
     return _STATES.get(RequestState(state), state) if state in tuple(RequestState) else state
+
+
+_READINESS = {
+    ModelState.LOADED: "loaded",
+    ModelState.LOADING: "loading",
+    ModelState.ASLEEP: "asleep",
+    ModelState.UNLOADED: "on disk",
+    ModelState.BROKEN: "broken",
+}
+
+
+def readiness_words(readiness: Readiness) -> str:
+    """Return the state of a model in words: "asleep, ready in about 4 s"."""
+    if readiness.state is ModelState.UNLOADED and readiness.in_s is None:
+        return "no engine"
+    words = _READINESS[readiness.state]
+    if readiness.error:
+        return f"{words}: {readiness.error}"
+    if readiness.state is ModelState.LOADED or readiness.in_s is None:
+        return words
+    return f"{words}, ready in about {format_duration(readiness.in_s)}"

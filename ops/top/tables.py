@@ -132,6 +132,18 @@ def _engines_lines(view: View) -> list[str]:
     ]
 
 
+def _devices_lines(view: View) -> list[str]:
+    """Return the memory of the devices and their last swaps."""
+    devices = view["devices"]
+    if not devices:
+        return ["no device has several models"]
+    return [
+        f"{device['name']}: {size(device['used_bytes'])} of {size(device['budget_bytes'])}, "
+        f"swaps {device['swap_share']:.0%}, debt {device['debt_s']:.1f} s; last: {device['last_swap'] or 'none'}"
+        for device in devices[:MAX_PROBLEMS]
+    ]
+
+
 def _dead_lines(view: View) -> list[str]:
     return [f"{number(view['num_parked'])} parked; at most {view['most']} of a model are shown"]
 
@@ -144,6 +156,10 @@ def _open_request(row: Row, _: View) -> Detail:
 def _open_engine(row: Row, _: View) -> Detail:
     engine_id = row["engine"]
     return Detail(_PAGES["engines"], {"model": row["model"]}, lambda view: engine_text(view, engine_id))
+
+
+def _open_device_model(row: Row, _: View) -> Jump:
+    return Jump("Tenants", row["model"])
 
 
 def _open_parked(row: Row, _: View) -> Detail:
@@ -276,6 +292,27 @@ ENGINES = Table(
 )
 
 
+DEVICES = Table(
+    "Devices",
+    _PAGES["devices"],
+    (
+        Column("MODEL", "model"),
+        Column("STATE", "state_words"),
+        Column("LATE", "lateness", number, True),
+        Column("WAKE", "wake_s", length_of_time, True),
+        Column("MEMORY", "device_bytes", size, True),
+        Column("DEVICE", "device"),
+        Column("STANDS", "standing_s", length_of_time, True),
+        Column("WEIGHTS", "weight_bytes", size, True),
+        Column("ENGINE", "engine"),
+        Column("ERROR", "error"),
+    ),
+    identity=("device", "model"),
+    headline=_devices_lines,
+    opens=_open_device_model,
+)
+
+
 DEAD = Table(
     "Dead letter",
     _PAGES["dead"],
@@ -301,4 +338,4 @@ DEAD = Table(
 )
 
 
-TABLES = (MODELS, TENANTS, REQUESTS, ENGINES, DEAD)
+TABLES = (MODELS, TENANTS, REQUESTS, ENGINES, DEAD, DEVICES)

@@ -22,10 +22,11 @@ from ...producer.webhooks.event_store import EventStore
 from ...shared.broker import Broker, DeadLetter, Queue, RequestHistory
 from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import Audit
-from ...shared.deployment.presence import read_heartbeats
+from ...shared.deployment.presence import read_devices, read_heartbeats
 from ...shared.deployment.records import DeadRequest, EngineHeartbeat, ModelCard
 from ...shared.errors import RedisUnavailableError, UnknownModelError
 from ...shared.keys import Keys
+from ...shared.messages.devices import DeviceRecord
 from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
 from ...shared.queue.stats import QueueStats
 from ...shared.shards import ShardsArgument
@@ -160,6 +161,11 @@ class PageSnapshot:
         """Return the heartbeats of all engines, sorted by engine id."""
         source = self.source
         return await self.once("engines", lambda: read_heartbeats(source.connection.execute, source.keys))
+
+    async def devices(self) -> list[DeviceRecord]:
+        """Return the devices that several models share, sorted by id."""
+        source = self.source
+        return await self.once("devices", lambda: read_devices(source.connection.execute, source.keys))
 
     async def queue(self, model: str) -> Queue:
         """Return the queue of a model."""

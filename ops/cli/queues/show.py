@@ -22,7 +22,7 @@ from ....shared.process.command_line import Command, UsageError, add_redis_argum
 from ....shared.queue.policy import TenantPolicy
 from ....shared.queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
 from ....shared.values.json_lines import encode_line
-from ...words import format_duration, format_sheet, format_time
+from ...words import format_duration, format_sheet, format_time, readiness_words
 from ..command_parts import OpenModel, on_model, print_json, run_on_redis
 from ..watch import WatchFrame, add_watch_argument, watch
 from .policy import describe_policy, describe_quotas
@@ -199,6 +199,7 @@ def _totals(stats: QueueStats, default_band: str, engines: str) -> str:
         "model": stats.model,
         "state": _state(stats) if stats.paused_at is None else f"paused since {format_time(stats.paused_at)}",
         "engines": engines,
+        "readiness": readiness_words(stats.readiness),
         "waiting": waiting,
         "tokens": f"{stats.num_tokens} of what never ran, prompts and max_tokens",
         "oldest": _age(stats),

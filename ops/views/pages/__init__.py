@@ -1,7 +1,21 @@
 """The pages and their actions, a module for each page. Its template has the same name."""
 
 from ..page import Action, Page
-from . import audit, batches, dead, engines, operators, overview, queue, request, requests, series, system, webhooks
+from . import (
+    audit,
+    batches,
+    dead,
+    devices,
+    engines,
+    operators,
+    overview,
+    queue,
+    request,
+    requests,
+    series,
+    system,
+    webhooks,
+)
 
 _SECTIONS = (
     overview.SECTION,
@@ -9,6 +23,7 @@ _SECTIONS = (
     requests.SECTION,
     request.SECTION,
     engines.SECTION,
+    devices.SECTION,
     dead.SECTION,
     batches.SECTION,
     webhooks.SECTION,

@@ -13,6 +13,7 @@ from ....shared.params.lora import LoraSetup
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
 from ..source import PageSnapshot
+from .devices import read_devices_view
 
 CALL_TIMEOUT_S = 60.0
 # Short, because a browser waits for the response.
@@ -36,6 +37,7 @@ async def _read_engines(snapshot: PageSnapshot, params: Params, _: Access) -> Vi
             worker: [engine.engine_id for engine in engines if engine.worker_id == worker] for worker in workers
         },
         "now": snapshot.at,
+        "devices": await read_devices_view(snapshot),
         "facts": {"engines": len(engines)},
     }
 

@@ -10,6 +10,7 @@ from ....producer.control.secret_keys import Role
 from ....shared.errors import ValidationError
 from ....shared.queue.policy import QueuePolicy, TenantPolicy
 from ....shared.queue.stats import QueueStats, TenantStats
+from ...words import readiness_words
 from ..access import Access
 from ..charts import CHART_QUERY, read_charts, rows_of
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
@@ -50,6 +51,7 @@ async def _read_queue(snapshot: PageSnapshot, params: Params, _: Access) -> View
         "model": model,
         "models": list(await snapshot.models()),
         "stats": stats,
+        "readiness": readiness_words(stats.readiness),
         "policy": policy,
         "history": history,
         "rows": [_tenant_row(tenant, total_weight, configured) for tenant in page_tenants],

@@ -11,6 +11,7 @@ from penstock.shared.broker import EngineCapacity
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.supervision import EngineState
 
+from ..dashboard.test_devices import ASLEEP, AWAKE, write_device
 from .conftest import SIZE, Terminal
 
 EVIL = "[red]x[/] \x1b[2J\r\u202e[/bold]"
@@ -19,12 +20,14 @@ EVIL = "[red]x[/] \x1b[2J\r\u202e[/bold]"
 async def test_each_table_by_its_number_within_80_by_24(terminal: Terminal) -> None:
     await terminal.park("dies")
     await terminal.enqueue("waits", tenant="acme")
+    await write_device(terminal, AWAKE, ASLEEP)
     shown = (
         ("1", ("MODEL", "WAITING", "EST WAIT", "ENGINES", "1 request of m parked")),
         ("2", ("TENANT", "acme", "m: open, 1 waiting")),
         ("3", ("REQUEST", "waits", "waiting", "acme")),
         ("4", ("ENGINE", "host-1-0", "ready", "1 engine of 1 worker")),
         ("5", ("REQUEST", "dies", "killed by signal 11", "1 parked")),
+        ("6", ("chat", "awake, pinned", "asleep 1", "1.2", "5.0 GiB of 8.0 GiB", "last: none")),
     )
     async with terminal.seat() as seat:
         for number, words in shown:
@@ -37,7 +40,7 @@ async def test_each_table_by_its_number_within_80_by_24(terminal: Terminal) -> N
         await seat.press("tab")
         await seat.sees("MODEL", "ENGINES")
         await seat.press("shift+tab")
-        await seat.sees("killed by signal 11")
+        await seat.sees("LATE", "coder")
 
 
 async def test_figures_move_by_themselves(terminal: Terminal) -> None:
