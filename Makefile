@@ -73,6 +73,7 @@ engine-vllm: $(VENV)/.installed
 	$(PEERS)/vllm/bin/python -m pip --disable-pip-version-check install -q -e .
 
 # Every kernel, the engine and a rival on a GPU, with the packages that PYTHON has: no network, nothing is installed.
+# A call takes nine minutes at most and continues where the last one stopped; GPU_CHECK=--plan says what comes next.
 gpu-check:
 	mkdir -p .gpu-check/penstock
 	for part in $(PARTS); do ln -sfn "$(CURDIR)/$$part" .gpu-check/penstock/$$part; done

@@ -59,10 +59,16 @@ async def until_serving(stack: LocalStack, num_restarts: int) -> EngineHeartbeat
     return await until_state(stack, num_restarts, EngineState.READY, EngineState.BUSY)
 
 
-async def test_generations_resume_at_the_standby(start: Start, gate: Gate) -> None:
-    stack = await start(1, *OPTIONS)
+async def test_generations_resume_at_the_standby(start: Start, gate: Gate, tmp_path: Path) -> None:
+    cats = write_adapter(tmp_path / "cats", load_base(MODEL), R4, seed=0, size=0.4)
+    stack = await start(1, *OPTIONS, "--enable-lora")
     async with Client.connect(stack.url) as client:
+        await client.register_lora("cats", cats)
+        outputs = [await client.generate(PROMPT, params, model="cats") for params in PARAMS]
         whole, watched = await start_streams(client, gate)
+        whole += [output.outputs[0] for output in outputs]
+        watched += [Watched(client.stream(PROMPT, params, model="cats")) for params in PARAMS]
+        await all_under_way(watched)
         serving, waiting = await until_serving(stack, 0), await standby(stack, 1)
         keeper = psutil.Process(waiting["core_pid"]).ppid()
         assert psutil.Process(serving.core_pid).ppid() == keeper
@@ -141,18 +147,3 @@ async def test_a_standby_ends_when_the_weights_change(start: Start, gate: Gate, 
         kill((await until_serving(stack, 3)).core_pid)
         await finish(watched, whole, gate)
         await standby(stack, 4)
-
-
-async def test_a_standby_continues_with_adapters(start: Start, gate: Gate, tmp_path: Path) -> None:
-    cats = write_adapter(tmp_path / "cats", load_base(MODEL), R4, seed=0, size=0.4)
-    stack = await start(1, *OPTIONS, "--enable-lora")
-    async with Client.connect(stack.url) as client:
-        await client.register_lora("cats", cats)
-        outputs = [await client.generate(PROMPT, params, model="cats") for params in PARAMS]
-        whole, watched = await start_streams(client, gate)
-        watched += [Watched(client.stream(PROMPT, params, model="cats")) for params in PARAMS]
-        await all_under_way(watched)
-        waiting = await standby(stack, 1)
-        kill((await until_serving(stack, 0)).core_pid)
-        assert (await until_serving(stack, 1)).core_pid == waiting["core_pid"]
-        await finish(watched, whole + [output.outputs[0] for output in outputs], gate)

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.ops.lab.gpu_check.__main__ import _parts_by_worth, main, run_parts
+from penstock.ops.lab.gpu_check.__main__ import _parts_by_worth, main, plan_lines, run_parts
+from penstock.ops.lab.gpu_check.choice import parts_within
 from penstock.ops.lab.gpu_check.correctness import check_engine
 from penstock.ops.lab.gpu_check.engine import PartFailedError, measure_variant
 from penstock.ops.lab.gpu_check.figures import decode_figures, prefill_figures, serving_figures, sleep_figures
@@ -22,10 +23,11 @@ from penstock.ops.lab.gpu_check.kernel_times import time_kernels
 from penstock.ops.lab.gpu_check.plan import full_plan, quick_plan
 from penstock.ops.lab.gpu_check.program import Ended, run_program
 from penstock.ops.lab.gpu_check.report import goal_lines, lines_of
+from penstock.ops.lab.gpu_check.results_file import ResultsFile
 from penstock.ops.lab.gpu_check.shape import Shape
 
 PYTHON = [sys.executable, "-c"]
-ABOUT: dict[str, Any] = {"device": None, "missing": ["msgspec"], "commit": None}
+ABOUT: dict[str, Any] = {"device": "H100", "commit": "a1", "is_quick": False}
 ROOFLINE = {"copy_gb_per_s": 4000.0, "matmul_tflop_per_s": 800.0}
 
 
@@ -75,32 +77,96 @@ def test_the_engine_s_gpu_tests_are_collected() -> None:
 
 
 def test_a_part_that_fails_costs_its_own_row_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reports: list[dict[str, Any]] = []
-    output = tmp_path / "found.json"
+    results = ResultsFile(tmp_path / "results", ABOUT)
+    reports: list[list[str]] = []
 
     def failing(_: Path, limit_s: float) -> dict[str, Any]:
         raise PartFailedError(f"gone within {limit_s > 0}")
 
     def mistaken(_: Path, limit_s: float) -> dict[str, Any]:
-        reports.append(json.loads(output.read_text()))
+        reports.append(list(ResultsFile(tmp_path / "results", ABOUT).results()))
         raise KeyError("rows")
 
     def well(_: Path, limit_s: float) -> dict[str, Any]:
         return {"error": None, "roofline": ROOFLINE, "rows": [kernel_row("rms_norm")]}
 
-    parts = {"correctness": failing, "kernels": well, "transformers tiny": mistaken, "engine tiny": well}
-    assert run_parts(quick_plan("cpu"), parts, ABOUT, tmp_path, output) == 1
-    results = json.loads(output.read_text())
-    assert list(reports[0]["parts"]) == ["correctness", "kernels"]
-    errors = {name: part["error"] for name, part in results["parts"].items()}
-    assert errors == {
-        "correctness": "gone within True",
+    parts = {"correctness 1 of 1": failing, "kernels": well, "transformers tiny": mistaken, "engine tiny": well}
+    assert run_parts(quick_plan("cpu"), parts, ["msgspec"], tmp_path, results) == 1
+    assert reports == [["correctness 1 of 1", "kernels"]]
+    assert {name: part["error"] for name, part in results.results().items()} == {
+        "correctness 1 of 1": "gone within True",
         "kernels": None,
         "transformers tiny": "KeyError: 'rows'",
         "engine tiny": "missing here: msgspec",
     }
-    assert {goal["state"] for goal in results["goals"]} == {"not measured"}  # a quick run meets nothing
-    assert "rms_norm T=1" in capsys.readouterr().out
+    report = capsys.readouterr().out
+    assert "rms_norm T=1" in report
+    assert "all parts have results" in report
+    assert report.count("not measured") == report.count("≥") + report.count("≤")  # a quick run meets nothing
+
+
+def test_a_check_continues_where_the_last_call_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, ran, now = tmp_path / "results", list[str](), [0.0]
+    plan = replace(full_plan("cuda"), call_s=300.0)
+    names = ["engine qwen06", "correctness 1 of 2", "field qwen06 128-1024", "correctness 2 of 2", "sleep qwen8b"]
+
+    def part_of(name: str) -> Any:
+        def part(_: Path, limit_s: float) -> dict[str, Any]:
+            ran.append(name)
+            now[0] += 60.0
+            return {"error": None}
+
+        return part
+
+    def call(about: dict[str, Any], call_s: float = 300.0) -> list[str]:
+        ran.clear()
+        # It ends with the last call, in the middle of a line.
+        with path.open("a") as file:
+            file.write('{"part": "sle')
+        run_parts(
+            replace(plan, call_s=call_s),
+            {name: part_of(name) for name in names},
+            [],
+            tmp_path,
+            ResultsFile(path, about),
+            lambda: now[0],
+        )
+        return list(ran)
+
+    # Tests first. A part begins only if its limit fits: 270 s are too much for the 180 that are left.
+    assert call(ABOUT) == ["correctness 1 of 2", "correctness 2 of 2", "engine qwen06", "sleep qwen8b"]
+    assert "1 parts are left for the next call: field qwen06 128-1024" in capsys.readouterr().out
+    assert call(ABOUT) == ["field qwen06 128-1024"]
+    assert call(ABOUT) == []
+    # Another commit is measured again, in the time that each part took; on another card limits count again.
+    assert call({**ABOUT, "commit": "b2"}, 100.0) == ["correctness 1 of 2"]
+    assert call({**ABOUT, "device": "H200"}, 100.0) == ["engine qwen06"]
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    assert {"at", "commit", "device", "part", "state"} <= set(lines[0])
+
+
+def test_a_part_that_ends_the_call_twice_is_not_begun_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        results = ResultsFile(tmp_path / "results", ABOUT)
+        plan = full_plan("cuda")
+        assert next(parts_within(["kernels", "engine qwen06"], plan, results, 200.0))[0] == "kernels"
+        results.begin("kernels")
+    results = ResultsFile(tmp_path / "results", ABOUT)
+    assert [name for name, _ in parts_within(["kernels", "engine qwen06"], plan, results, 200.0)] == ["engine qwen06"]
+    assert "cut off" in results.results()["kernels"]["error"]
+
+
+def test_the_plan_prefers_what_was_never_measured(tmp_path: Path) -> None:
+    path, plan = tmp_path / "results", full_plan("cuda")
+    ResultsFile(path, {**ABOUT, "commit": "old"}).end("engine qwen06", {"error": None, "seconds": 40.0})
+    parts = ["engine qwen06", "field qwen8b 128-1024", "sleep qwen8b", "correctness 1 of 1"]
+    lines = list(plan_lines(parts, plan, ResultsFile(path, ABOUT)))
+    ten = ["   150 s  correctness 1 of 1", "   270 s  field qwen8b 128-1024", "    90 s  sleep qwen8b"]
+    assert lines[:5] == ["next 10 minutes: 4 parts, 570 s at most", *ten, "    60 s  engine qwen06"]
+    assert [line for line in lines if line.startswith("next")][1:] == [
+        "next 20 minutes: 4 parts, 570 s at most",
+        "next 30 minutes: 4 parts, 570 s at most",
+    ]
 
 
 @pytest.mark.usefixtures("warm_python")
@@ -190,7 +256,11 @@ def test_goals_are_met_missed_or_not_measured() -> None:
     prefill = {"num_tokens": 8192, "ms": 10.0, "tokens_per_s": 8e5, "flop": 4e12}  # 5 ms at 800 TFLOP/s
     mixed = serving_figures({"token_times_s": [[1.0]], "sent_s": [0.0], "wall_s": 1.0, "output_token_ids": [[1]]})
     parts: dict[str, Any] = {
-        "correctness": {"error": None, "passed": 3, "failed": 0, "skipped": 0, "files": []},
+        "correctness 1 of 1": {"error": None, "passed": 3, "failed": 0, "skipped": 0, "files": []},
+        "field big": {
+            "error": None,
+            "field": [{**mixed, "concurrency": 1, "published": 0.5}, {**mixed, "concurrency": 2, "published": None}],
+        },
         "kernels": {
             "error": None,
             "roofline": ROOFLINE,
@@ -218,6 +288,7 @@ def test_goals_are_met_missed_or_not_measured() -> None:
     goals = {goal.what: goal for goal in find_goals(parts, ("copy", "product", "wrong"), ("qwen06",))}
     assert {what: goal.state for what, goal in goals.items() if "level" not in what and "wake" not in what} == {
         "kernels' tests on the device that fail": "met",
+        "field big, 1 requests: tokens/s over vLLM's published on an H100": "met",
         "copy: share of the copy's bandwidth, T=9": "met",
         "wrong: share of the copy's bandwidth": "not measured",
         "qwen06, decode at batch 1: share of bandwidth": "met",
@@ -237,8 +308,10 @@ def test_goals_are_met_missed_or_not_measured() -> None:
 
 
 def test_tests_that_could_not_run_to_their_end_are_no_success() -> None:
-    parts = {"correctness": {"error": "no test passed", "passed": 0, "failed": 0}}
-    assert next(find_goals(parts, (), ())).state == "not measured"
+    parts = {"correctness 1 of 1": {"error": "no test passed", "passed": 0, "failed": 0}}
+    assert next(find_goals(parts, (), ("big",))).state == "not measured"
+    passed = {"error": None, "passed": 3, "failed": 0}
+    assert next(find_goals({"correctness 1 of 2": passed}, (), ("big",))).state == "not measured"
     assert Goal(what="failing", value=2, at_most=0).state == "not met"
 
 
@@ -246,7 +319,9 @@ def test_the_whole_plan_takes_every_test_and_kernel_and_ends_in_time() -> None:
     plan = full_plan("cuda")
     assert {"test_gpu_sampling.py", "test_gpu_lora.py"} <= {path.name for path in plan.test_files}
     assert {"sampling", "rms_norm"} <= set(plan.kernels)
-    assert plan.total_s < 8 * 60
+    # A call ends within nine minutes, and any part fits into one.
+    assert plan.call_s <= 9 * 60 - 15
+    assert max(plan.limits_s.values()) <= plan.call_s
     assert set(plan.variant_batches) <= set(plan.batches), "else nothing to compare with"
     assert {variant.shape for variant in plan.variants} <= set(plan.shapes)
     for option, formats in (("--quantization", {"int8", "fp8"}), ("--kv-cache-dtype", {"int8", "fp8"})):
@@ -256,8 +331,8 @@ def test_the_whole_plan_takes_every_test_and_kernel_and_ends_in_time() -> None:
 def test_checks_that_need_more_gpus_are_skipped_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "engine qwen8b tensor parallel 2"
     parts = _parts_by_worth(full_plan("cuda"), (), num_gpus=1)
-    about = {**ABOUT, "missing": []}
-    assert run_parts(full_plan("cuda"), {name: parts[name]}, about, tmp_path, tmp_path / "found.json") == 0
+    results = ResultsFile(tmp_path / "results", ABOUT)
+    assert run_parts(full_plan("cuda"), {name: parts[name]}, [], tmp_path, results) == 0
     assert f"{name} (0 s): needs 2 GPUs" in capsys.readouterr().out
     # On a CPU ranks are processes, and with two GPUs it is measured.
     quick = _parts_by_worth(quick_plan("cpu"), (), num_gpus=0)["engine tiny tensor parallel 2"]

@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from .figures import decode_figures, prefill_figures, serving_figures, sleep_figures
-from .plan import ROOT, Plan, Variant
+from .plan import ROOT, FieldWorkload, Plan, Variant
 from .program import Ended, run_program
 from .shape import Shape
-from .workload import GAP, MIXED, PREFILL, decode_phase_name, write_engine_workload, write_rival_workload
+from .workload import (
+    GAP,
+    MIXED,
+    PREFILL,
+    decode_phase_name,
+    field_phase_name,
+    write_engine_workload,
+    write_field_workload,
+    write_rival_workload,
+)
 
 _RIVAL = ROOT / "ops" / "lab" / "bench" / "peers" / "transformers_continuous.py"
 
@@ -48,6 +57,43 @@ def measure_variant(
     model = replace(Shape.read(folder), weight_bytes=variant.weight_bytes, cached_bytes=variant.cached_bytes)
     workload, output = scratch / f"engine-{shape}.json", scratch / f"engine-{shape}.out.json"
     write_engine_workload(plan, model.vocab_size, workload)
+    ended = _run_engine(folder, options, plan, workload, output, limit_s - (time.monotonic() - started))
+    figures = _engine_figures(_phases(output, ended), plan, model)
+    for row in figures["decode"]:
+        # Of the bandwidth of all of them.
+        row["bytes_per_step"] /= variant.num_gpus
+    return {"error": ended.error or None, "options": options, **figures}
+
+
+def measure_field(
+    work: FieldWorkload, options: tuple[str, ...], plan: Plan, scratch: Path, limit_s: float
+) -> dict[str, Any]:
+    """Measure tokens/s and times between tokens at each concurrency of ``work``, as far as time permits.
+
+    Raises: as ``measure_engine``.
+    """
+    started = time.monotonic()
+    folder = _model_folder(work.shape, plan, scratch, limit_s)
+    workload, output = scratch / "field.json", scratch / "field.out.json"
+    write_field_workload(work, Shape.read(folder).vocab_size, workload)
+    ended = _run_engine(folder, options, plan, workload, output, limit_s - (time.monotonic() - started))
+    phases = _phases(output, ended)
+    rows = [
+        {
+            "concurrency": concurrency,
+            "published": work.published_tokens_per_s.get(concurrency),
+            **serving_figures(phases[field_phase_name(concurrency)]),
+        }
+        for concurrency in work.concurrencies
+        if field_phase_name(concurrency) in phases
+    ]
+    return {"error": ended.error or None, "options": options, "field": rows}
+
+
+def _run_engine(
+    folder: Path, options: tuple[str, ...], plan: Plan, workload: Path, output: Path, limit_s: float
+) -> Ended:
+    """Run the offline engine on ``workload``."""
     command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", str(folder), "--steps"]
     command += ["--load-format", "dummy", "--dtype", "bfloat16", "--device", plan.device]
     command += ["--no-enable-prefix-caching", "--max-model-len", str(plan.max_model_len)]
@@ -57,13 +103,7 @@ def measure_variant(
         command += ["--kv-cache-memory", str(1 << 26)]
     command += [*options, "--workload", str(workload), "--output", str(output)]
     output.unlink(missing_ok=True)
-    ended = run_program(command, output.with_suffix(".log"), limit_s - (time.monotonic() - started))
-    phases = _phases(output, ended)
-    figures = _engine_figures(phases, plan, model)
-    for row in figures["decode"]:
-        # Of the bandwidth of all of them.
-        row["bytes_per_step"] /= variant.num_gpus
-    return {"error": ended.error or None, "options": options, **figures}
+    return run_program(command, output.with_suffix(".log"), limit_s)
 
 
 def measure_sleep(shape: str, plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+# First words of the names of parts.
+KINDS = ("correctness", "engine-tests", "kernels", "engine", "field", "sleep", "transformers")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,30 @@ class Variant:
     weight_bytes: int = 2
     cached_bytes: float = 2
     num_gpus: int = 1
+
+
+@dataclass(frozen=True)
+class FieldWorkload:
+    """A workload that other engines publish figures of: requests of one length, at several concurrencies.
+
+    Args:
+        shape: one of ``Plan.shapes``.
+        published_tokens_per_s: output tokens/s by concurrency, where a figure is known.
+    """
+
+    shape: str
+    prompt_tokens: int
+    output_tokens: int
+    concurrencies: tuple[int, ...]
+    published_tokens_per_s: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape} {self.prompt_tokens}-{self.output_tokens}"
+
+
+# vLLM 0.30 on an H100 in bfloat16: perf_points of tgarg01/silybench-data.
+_PUBLISHED_8B = {1: 146.0, 64: 6597.0, 256: 13567.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +74,9 @@ class Plan:
         prefill_tokens: length of a prompt that is computed in one step.
         num_sleeps: cycles of sleep at each level, of the last shape.
         num_mixed: requests of the serving workload, with random prompts and outputs from the ranges.
+        field_workloads: workloads with published figures.
         limits_s: time limits of parts, by the first word of their names.
-        total_s: time limit of all parts together.
+        call_s: time limit of a call, which runs some of the parts.
     """
 
     device: str
@@ -74,8 +101,9 @@ class Plan:
     mixed_prompt_tokens: tuple[int, int]
     mixed_output_tokens: tuple[int, int]
     max_model_len: int
+    field_workloads: tuple[FieldWorkload, ...]
     limits_s: dict[str, float]
-    total_s: float
+    call_s: float
 
     def for_variants(self) -> Plan:
         """Return the plan for variants: without serving and profiling."""
@@ -83,7 +111,7 @@ class Plan:
 
 
 def full_plan(device: str) -> Plan:
-    """Return the full plan, which takes less than 8 minutes on an H200 even if parts hang."""
+    """Return the full plan. A call of it takes less than nine minutes, even if parts hang."""
     tests = sorted((ROOT / "tests" / "kernels" / "gpu").glob("test_gpu_*.py"))
     return Plan(
         device=device,
@@ -121,9 +149,15 @@ def full_plan(device: str) -> Plan:
         mixed_prompt_tokens=(64, 1024),
         mixed_output_tokens=(64, 256),
         max_model_len=16384,
-        limits_s={"correctness": 120.0, "engine-tests": 90.0, "kernels": 150.0, "engine": 70.0, "transformers": 45.0}
-        | {"sleep": 90.0},
-        total_s=460.0,
+        field_workloads=(
+            FieldWorkload("qwen8b", 128, 1024, (1, 64, 256), _PUBLISHED_8B),
+            FieldWorkload("qwen8b", 2048, 2048, (1, 64, 256)),
+            FieldWorkload("qwen06", 128, 1024, (1, 64, 256)),
+            FieldWorkload("qwen06", 2048, 2048, (1, 64, 256)),
+        ),
+        limits_s={"correctness": 150.0, "engine-tests": 120.0, "kernels": 150.0, "engine": 70.0, "transformers": 45.0}
+        | {"sleep": 90.0, "field": 270.0},
+        call_s=520.0,
     )
 
 
@@ -156,9 +190,15 @@ def quick_plan(device: str) -> Plan:
         mixed_output_tokens=(4, 8),
         max_model_len=256,
         # Whatever else the machine is doing.
-        limits_s=dict.fromkeys(("correctness", "engine-tests", "kernels", "engine", "transformers", "sleep"), 240.0),
-        total_s=900.0,
+        field_workloads=(FieldWorkload("tiny", 8, 12, (1, 4), {1: 1.0}),),
+        limits_s=dict.fromkeys(KINDS, 240.0),
+        call_s=2400.0,
     )
+
+
+def kind_of(part: str) -> str:
+    """Return the kind of a part: the first word of its name."""
+    return part.split()[0]
 
 
 def _files_with_marks() -> tuple[Path, ...]:

@@ -20,6 +20,13 @@ def lines_of(name: str, part: dict[str, Any]) -> Iterator[str]:
         yield from _kernel_lines(part)
     elif kind in ("engine", "transformers"):
         yield from _engine_lines(part)
+    elif kind == "field":
+        for row in part.get("field") or []:
+            published = f", {_ratio(row['tokens_per_s'], row['published'])} of vLLM's" if row["published"] else ""
+            yield (
+                f"  {row['concurrency']} requests: {row['tokens_per_s']:.0f} tokens/s{published},"
+                f" TTFT p50 {_number(row['ttft_p50_ms'], '.0f')} ms, ITL p50 {_number(row['itl_p50_ms'], '.2f')} ms"
+            )
     elif kind == "sleep":
         for row in part.get("levels") or []:
             yield (

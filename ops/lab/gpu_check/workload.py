@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from .plan import Plan
+from .plan import FieldWorkload, Plan
 
 SEED = 0
 WARM_UP, PREFILL, MIXED, GAP = "warm-up", "prefill", "mixed", "gap"
@@ -17,6 +17,10 @@ _GAP_PROMPT_TOKENS = 8
 
 def decode_phase_name(batch: int) -> str:
     return f"decode {batch}"
+
+
+def field_phase_name(concurrency: int) -> str:
+    return f"field {concurrency}"
 
 
 def write_engine_workload(plan: Plan, vocab_size: int, path: Path) -> None:
@@ -32,6 +36,15 @@ def write_engine_workload(plan: Plan, vocab_size: int, path: Path) -> None:
         gap = _phase(GAP, lengths, plan.gap_batch, vocab_size)
         # Last, because the profiler is most likely to fail; and once before, for compilation.
         phases += [{**gap, "name": WARM_UP}, {**gap, "observes_device": True}]
+    _write_phases(phases, path)
+
+
+def write_field_workload(work: FieldWorkload, vocab_size: int, path: Path) -> None:
+    """Write a phase per concurrency, after one in which the engine compiles for them."""
+    phases = [_phase(WARM_UP, [(work.prompt_tokens, 8)] * max(work.concurrencies), max(work.concurrencies), vocab_size)]
+    for concurrency in work.concurrencies:
+        lengths = [(work.prompt_tokens, work.output_tokens)] * concurrency
+        phases.append(_phase(field_phase_name(concurrency), lengths, concurrency, vocab_size))
     _write_phases(phases, path)
 
 
