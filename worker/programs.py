@@ -17,6 +17,7 @@ from ..shared.values.shown import MaskedRepr
 from .config.engine_config import EngineConfig
 from .config.fleet import FleetOptions
 from .config.ranks import MAX_ENGINES_ON_HOST, PLACE
+from .config.swap import SharingOptions
 from .config.worker_config import BROKER, LOG, OBSERVING, PROCESS, WorkerConfig
 from .options.numbers import Integer, IntegerOrRange, Seconds
 from .options.option import Option
@@ -129,7 +130,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 START = Program(
     "worker start",
-    (EngineConfig, HostOptions, FleetOptions, WorkerConfig),
+    (EngineConfig, HostOptions, FleetOptions, SharingOptions, WorkerConfig),
     defaults=(("device", None, "every GPU, else the CPU"),),
 )
 OFFLINE = Program("python -m penstock.worker.engine.offline", (RunOptions, EngineConfig))

@@ -1,4 +1,4 @@
-"""Orders to workers, here or on other hosts: stop, or run another number of engines."""
+"""Orders to workers, here or on other hosts: stop, run another number of engines, load or unload a model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import msgspec
 
 from ..errors import PenstockError, ValidationError
 from ..keys import Keys
-from ..messages.supervision import EngineState, ScaleCommand, WorkerCommand
+from ..messages.devices import DeviceModel, DeviceRecord, ModelPhase
+from ..messages.supervision import EngineState, ModelAction, ModelCommand, ScaleCommand, WorkerCommand
 from ..values.shown import shown
-from .presence import ProcessKind, ProcessRecord, read_heartbeats, read_processes
+from .presence import ProcessKind, ProcessRecord, read_devices, read_heartbeats, read_processes
 from .records import EngineHeartbeat
 
 # Time for the steps after the last request: releasing claims, unloading the model, the last heartbeat.
@@ -91,6 +92,66 @@ async def scale_worker(execute: Execute, keys: Keys, worker_id: str, num_engines
             f"worker {worker_id} does not serve with {num_engines} engines after {patience_s:g} s: {states}; "
             "it goes on with that"
         ) from None
+
+
+async def command_model(
+    execute: Execute,
+    keys: Keys,
+    devices: Collection[DeviceRecord],
+    model: str,
+    action: ModelAction,
+    patience_s: float,
+) -> None:
+    """Command a model of devices that several share, and return when their records show it done.
+
+    Args:
+        execute: runs one command: ``CommandConnection.execute``.
+        devices: devices that have the model.
+
+    Raises:
+        PenstockError: the model could not be loaded, or the command is not carried out after ``patience_s``.
+    """
+    device_ids = {device.device_id for device in devices}
+    command = ModelCommand(model, action)
+    at_start = {device.device_id: _model_in(device, model) for device in devices}
+    try:
+        async with asyncio.timeout(patience_s):
+            for worker_id in {device.worker_id for device in devices}:
+                while not await execute("PUBLISH", keys.worker_commands(worker_id), msgspec.msgpack.encode(command)):  # noqa: ASYNC110  # as in leave
+                    await asyncio.sleep(POLL_INTERVAL_S)
+            while device_ids:
+                await asyncio.sleep(POLL_INTERVAL_S)
+                for device in await read_devices(execute, keys):
+                    if device.device_id in device_ids and _is_done(device, model, action, at_start[device.device_id]):
+                        device_ids.remove(device.device_id)
+    except TimeoutError:
+        raise PenstockError(
+            f"{action.value} of {model} is not done after {patience_s:g} s on {', '.join(sorted(device_ids))}; see "
+            "worker models"
+        ) from None
+
+
+def _is_done(device: DeviceRecord, name: str, action: ModelAction, before: DeviceModel | None) -> bool:
+    """Return whether a record shows a command carried out.
+
+    Raises:
+        PenstockError: the model could not be loaded; says why.
+    """
+    model = _model_in(device, name)
+    if model is None:
+        return False
+    if action is ModelAction.UNPIN:
+        return not model.is_pinned
+    if action is ModelAction.UNLOAD:
+        return model.is_kept_asleep and model.level > 0
+    num_failures = sum(model.wake_failures.values())
+    if before is not None and num_failures > sum(before.wake_failures.values()):
+        raise PenstockError(f"model {name} could not be loaded: {model.error}")
+    return model.phase == ModelPhase.AWAKE and (model.is_pinned or action is ModelAction.LOAD)
+
+
+def _model_in(device: DeviceRecord, name: str) -> DeviceModel | None:
+    return next((model for model in device.models if model.name == name), None)
 
 
 async def _supervisors(execute: Execute, keys: Keys) -> dict[str, ProcessRecord]:

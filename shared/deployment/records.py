@@ -35,7 +35,7 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
     Args:
         kv_cache_size_tokens: capacity of its KV cache.
         attention_backend, kv_cache_dtype, processor, instructions, kernel_instructions, engine, resume, lora,
-            speculative, num_free_rows, ranks: as in ``messages.Ready``.
+            speculative, num_free_rows, ranks, weight_bytes, kv_cache_bytes: as in ``messages.Ready``.
         num_threads: threads of an engine on the CPU; 0 for its own choice.
         versions: versions of its software, by name.
     """
@@ -66,6 +66,8 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
     speculative: str = "off"
     num_free_rows: int = 0
     ranks: RankSetup | None = None
+    weight_bytes: int = 0
+    kv_cache_bytes: int = 0
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -80,7 +82,8 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
             by themselves.
         supported_tasks: tasks that requests may name.
         is_tracing_enabled: whether its workers write spans of requests.
-        registered_at: when a worker last wrote the card, in seconds since the epoch.
+        registered_at: when a worker last wrote the card, in seconds since the epoch; 0 if none has loaded the model,
+            so that the card says only what its files say.
         attention_backend, kv_cache_dtype: as in ``messages.Ready``.
         tool_call_parser, reasoning_parser: those that fit the model; empty if none is known.
         setup: setup of the engine that wrote the card; heartbeats have those of other engines.

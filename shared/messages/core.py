@@ -137,6 +137,8 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     ``weights_version`` is a digest of the weights; empty if the engine does not report one.
     ``ranks`` are the processes that compute the model together; None if the core computes alone.
     ``num_shared_experts`` is the number per layer that the ranks of a data-parallel group share; 0 for other engines.
+    ``weight_bytes`` and ``kv_cache_bytes`` are the sizes of weights and KV cache of a core that computes alone; 0 if
+    unknown.
     """
 
     version: int = WIRE_VERSION
@@ -178,6 +180,8 @@ class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
     weights_version: str = ""
     ranks: RankSetup | None = None
     num_shared_experts: int = 0
+    weight_bytes: int = 0
+    kv_cache_bytes: int = 0
 
 
 class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):

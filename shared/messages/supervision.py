@@ -109,6 +109,8 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     ``weights_folder`` is that of weights which were put in place of the configured ones, for the next life to begin
     with, and ``weights_version`` what they are called; empty while there are none. ``sleep_level`` is that at
     which the next process sleeps if this one dies; 0 for an engine that is awake. ``done`` is the outcome of an order.
+    For an engine of a device that several models share, ``num_wishes`` counts operators' calls to wake it up, and
+    ``is_held`` says that an operator put it to sleep and did not wake it since.
     """
 
     version: int = WIRE_VERSION
@@ -124,3 +126,5 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     weights_version: str = ""
     sleep_level: int = 0
     done: SleepOrderDone | None = None
+    num_wishes: int = 0
+    is_held: bool = False

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def load_commands() -> tuple[Command, ...]:
     """Import and return the subcommands of ``worker``."""
-    start, listing, leave, scale = (
-        import_module(f"{__name__}.{name}") for name in ("start", "listing", "leave", "scale")
+    start, listing, leave, scale, models = (
+        import_module(f"{__name__}.{name}") for name in ("start", "listing", "leave", "scale", "models")
     )
-    return start.COMMAND, listing.COMMAND, leave.DRAIN, leave.STOP, scale.COMMAND
+    return start.COMMAND, listing.COMMAND, leave.DRAIN, leave.STOP, scale.COMMAND, models.COMMAND

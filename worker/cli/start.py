@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...shared.errors import ConfigurationError
 from ...shared.process.command_line import Command, UsageError, print_if_read
 from ...shared.process.log import configure_logging
 from ...shared.process.service_manager import tell_ready
 from ...shared.redis_access.embedded import given_or_embedded
 from ...shared.tracing.endpoint import check_endpoint
-from ...shared.values.distribution import install_command
 from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
 from ..config.worker_config import WorkerConfig
-from ..models.checkpoint.folder import check_local_model
-from ..models.checkpoint.stored_path import is_stored
+from ..keeper.sources import read_entries
 from ..options.settings import Settings, effective_config, read_settings
 from ..other_engines.kinds import KINDS
 from ..programs import PROGRAMS, START, HostOptions
+from .host_services import check_installed, fork_server, metrics_server
 from .plan import make_plan, num_engines_of
-
-if TYPE_CHECKING:
-    from ..supervisor.host_metrics import MetricsServer
 
 
 def _run_start(arguments: argparse.Namespace) -> int:
     settings = read_settings(START, PROGRAMS, arguments, os.environ)
+    shared = read_entries(settings, arguments.model or [])
+    if shared is not None:
+        # Imported late, as the supervisor below.
+        from .start_models import start_models
+
+        return start_models(shared, shows_config=arguments.show_config)
     if arguments.show_config:
         print(effective_config(settings), end="")
         return 0
@@ -48,7 +46,7 @@ def _run_start(arguments: argparse.Namespace) -> int:
         return serve_fleet(settings)
     _check_no_fleet(settings)
     kind = KINDS[settings.fields_of(EngineConfig)["engine"]]
-    _check_installed(kind.libraries, kind.extra)
+    check_installed(kind.libraries, kind.extra)
     if process["otlp_traces_endpoint"] is not None:
         check_endpoint(process["otlp_traces_endpoint"])
     return _serve(settings, process)
@@ -67,11 +65,11 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
         tell_ready(plan.ready_line)
 
     with (
-        _metrics_server(host) as metrics,
+        metrics_server(host) as metrics,
         given_or_embedded(host.redis_url) as redis_url,
-        _fork_server(host, plan.engine, process) as fork_server,
+        fork_server(host, plan.engine, process) as fork_address,
     ):
-        config = partial(plan.worker_config, redis_url=redis_url, fork_server=fork_server, process=process)
+        config = partial(plan.worker_config, redis_url=redis_url, fork_server=fork_address, process=process)
         try:
             configs = [config(index) for index in range(len(plan.placements))]
             loggers = StatLoggerManager(
@@ -89,57 +87,11 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
     return 0 if is_clean_exit else 1
 
 
-def _metrics_server(host: HostOptions) -> AbstractContextManager[MetricsServer | None]:
-    """Open the port for metrics and probes, before any process is started, so that a used port fails early."""
-    if host.metrics_port is None:
-        return nullcontext()
-    if importlib.util.find_spec("prometheus_client") is None:
-        raise ConfigurationError(f"--metrics-port needs prometheus_client: {install_command('worker')}")
-    from ..supervisor.host_metrics import MetricsServer
-
-    return closing(MetricsServer(host.metrics_host, host.metrics_port, host.metric_names))
-
-
-def _fork_server(host: HostOptions, engine: EngineConfig, process: dict[str, Any]) -> AbstractContextManager[str]:
-    """Run the fork server of engine cores, and return its socket; empty if cores are started as new processes."""
-    from ..supervisor.fork_server import running_fork_server
-
-    if not KINDS[engine.engine].can_fork:
-        return nullcontext("")
-    # Another process may run one for many workers, as the tests do.
-    if isinstance(host.fork_server, str):
-        return nullcontext(host.fork_server)
-    if host.fork_server is False and process["standby"]:
-        raise UsageError("--standby shares weights by forking; leave --no-fork-server out")
-    if host.fork_server is False or (host.fork_server is None and engine.device != "cpu"):
-        return nullcontext("")
-    log_options = ("--log-level", process["log_level"], "--log-format", process["log_format"])
-    return running_fork_server((*log_options, *_preload_options(engine)))
-
-
-def _preload_options(engine: EngineConfig) -> Sequence[str]:
-    """Return the options that tell the fork server what the cores will need."""
-    model = check_local_model(engine.model, needs_weights=engine.needs_weights)
-    if model is None:
-        return ()
-    if is_stored(engine, model):
-        return ("--without-transformers",)
-    return ("--model", engine.model) if model.is_dir() else ()
-
-
 def _check_no_fleet(settings: Settings) -> None:
     for setting in settings.all:
         if setting.declared.struct is FleetOptions and setting.value != setting.declared.default:
             raise UsageError(f"{setting.source} is for a fleet; give --ray as well, or leave it out")
     num_engines_of(settings.make(HostOptions))
-
-
-def _check_installed(libraries: Sequence[str], extra: str) -> None:
-    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"worker start requires {', '.join(missing)}, which a client installation lacks; {install_command(extra)}"
-        )
 
 
 COMMAND = Command("start", "Serve a model on this host.", run=_run_start, add_arguments=START.add_arguments)

@@ -41,6 +41,7 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
         visible_devices: value of CUDA_VISIBLE_DEVICES for the core; None to inherit it.
         num_restarts: number of restarts of this engine.
         starts_asleep: level at which the engine sleeps, without a core, until it is woken up; 0 to load the model.
+        is_shared: whether its device has several models, so that the supervisor decides when the engine wakes.
         fork_server: socket of the process that forks engine cores. That for worker processes is next to it
             (``workers_address``). Empty to start both as new processes.
         weights_keeper: socket of the process that holds the weights and forks cores that share them; empty without one.
@@ -149,6 +150,7 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
         ),
     ] = None
     starts_asleep: int = 0
+    is_shared: bool = False
     standby: Annotated[
         bool,
         Option(

@@ -20,6 +20,7 @@ from ..models.adapters.attach import attach_adapters
 from ..models.adapters.slots import AdapterSlots
 from ..models.attention.page_layout import PageLayout
 from ..models.loaded import LoadedModel
+from ..models.weights.movable import ModelWeights
 from ..processes.progress import Phase, ProgressWriter
 from .adapters.library import AdapterLibrary
 from .control.calls import EngineControl
@@ -371,4 +372,6 @@ def _ready(
         image_refusal=model.image_refusal,
         logits_processors=logits_processors,
         num_shared_experts=model.num_experts,
+        weight_bytes=ModelWeights(model.weights, lambda: model.weights).num_bytes if config.num_ranks == 1 else 0,
+        kv_cache_bytes=size.num_blocks * size.block_bytes + size.state_bytes if config.num_ranks == 1 else 0,
     )

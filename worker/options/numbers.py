@@ -57,15 +57,15 @@ class Seconds(Number):
 
 
 class Share(Number):
-    """A share above 0, at most 1."""
+    """A share above 0, at most ``most``."""
 
-    def __init__(self) -> None:
-        super().__init__(0, 1, metavar="SHARE")
-        self.kind = "share, above 0 to 1"
+    def __init__(self, most: float = 1) -> None:
+        super().__init__(0, most, metavar="SHARE")
+        self.kind = f"share, above 0 to {most:g}"
 
     def check(self, value: float) -> None:
-        if not 0 < value <= 1:
-            raise RefusedValueError("must be in (0, 1]")
+        if not 0 < value <= self.most:
+            raise RefusedValueError(f"must be in (0, {self.most:g}]")
 
 
 class Integer(Number):

@@ -68,6 +68,10 @@ class Reader:
             RefusedValueError: the value is out of bounds.
         """
 
+    def joined(self, texts: list[str]) -> str:
+        """Return the text of an option that was given several times: the last one."""
+        return texts[-1]
+
     def add_arguments(self, group: argparse._ArgumentGroup, flag: str, **described: Any) -> None:
         """Add the option to a parser, which returns a text, a bool, or a list of texts."""
         group.add_argument(flag, metavar=self.metavar, **described)
@@ -101,6 +105,10 @@ class Model(Reader):
 
     def read(self, text: str) -> str:
         return os.path.abspath(text) if os.path.exists(text) else text
+
+    def add_arguments(self, group: argparse._ArgumentGroup, flag: str, **described: Any) -> None:
+        # ``worker start`` serves all of them; for other programs the last one counts.
+        group.add_argument(flag, metavar=self.metavar, action="append", **described)
 
 
 class Choice(Reader):
@@ -189,8 +197,39 @@ class Texts(Reader):
             raise RefusedValueError("must be a list of strings")
         return tuple(value)
 
+    def joined(self, texts: list[str]) -> str:
+        return ",".join(texts)
+
     def add_arguments(self, group: argparse._ArgumentGroup, flag: str, **described: Any) -> None:
         group.add_argument(flag, metavar=self.metavar, action="append", **described)
+
+
+class BandSeconds(Reader):
+    """Seconds of bands of the queue: "interactive=1,batch=120", or a table in TOML."""
+
+    metavar, kind = "BAND=S,…", "seconds by band such as `batch=120`"
+
+    def read(self, text: str) -> dict[str, float]:
+        pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+        try:
+            return {band.strip(): float(value) for band, _, value in pairs}
+        except ValueError:
+            raise RefusedValueError("must be seconds by band such as interactive=1,batch=120") from None
+
+    def read_toml(self, value: Any) -> dict[str, float]:
+        if isinstance(value, str):
+            return self.read(value)
+        numbers = isinstance(value, dict) and not any(
+            isinstance(each, bool) or not isinstance(each, int | float) for each in value.values()
+        )
+        if not numbers:
+            raise RefusedValueError("must be a table of seconds by band such as { batch = 120 }")
+        return {str(band): float(each) for band, each in value.items()}
+
+    def check(self, value: dict[str, float]) -> None:
+        for band, seconds in value.items():
+            if not band or not 0 < seconds <= 10**9:
+                raise RefusedValueError("must have seconds above 0 for each band")
 
 
 class Indices(Reader):

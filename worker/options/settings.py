@@ -44,6 +44,11 @@ class Setting:
     value: Any
     source: str = ""
 
+    @property
+    def is_from_caller(self) -> bool:
+        """Whether the command line or an environment variable set it."""
+        return self.source in (self.declared.flag, self.declared.variable)
+
 
 class Settings:
     """Values of all options of one program, with their sources."""
@@ -58,6 +63,30 @@ class Settings:
     def make(self, struct: type[S]) -> S:
         """Return a configuration, all of whose fields are options."""
         return struct(**self.fields_of(struct))
+
+    def with_table(self, table: Mapping[str, Any], place: str, *, is_default: bool = False) -> Settings:
+        """Return the settings with the values of a TOML table.
+
+        Args:
+            table: values by name of the option; the options must exist.
+            place: description of the table, for sources.
+            is_default: whether the command line and environment variables override the values.
+
+        Raises:
+            UsageError: an option is unknown, or a value is not of its kind.
+        """
+        names = {setting.declared.name for setting in self.all}
+        for key in table:
+            if key not in names:
+                remedy = did_you_mean(key.replace("-", "_"), names) or "see ops/guide/serving/several_models.md"
+                raise UsageError(f"unknown key {key} in {place}; {remedy}")
+        return Settings(
+            Setting(one.declared, _value(one.declared, source, table[one.declared.name], is_words=False), source)
+            if one.declared.name in table and not (is_default and one.is_from_caller)
+            else one
+            for one in self.all
+            for source in [f"{one.declared.name} in {place}"]
+        )
 
     def require(self) -> None:
         """Check that all required options are set.
@@ -143,7 +172,7 @@ def _read_setting(
         setting = Setting(declared, _value(declared, variable, words), variable)
     argument = getattr(arguments, declared.name)
     if argument is not None:
-        words = ",".join(argument) if isinstance(argument, list) else argument
+        words = declared.option.reader.joined(argument) if isinstance(argument, list) else argument
         is_words = not isinstance(argument, bool)
         setting = Setting(declared, _value(declared, declared.flag, words, is_words=is_words), declared.flag)
     return setting
@@ -211,6 +240,8 @@ def _origin(setting: Setting) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict) and value:
+        return f"{{ {', '.join(f'{json.dumps(key)} = {number:g}' for key, number in value.items())} }}"
     if isinstance(value, tuple) and value:
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, int | float):

@@ -30,6 +30,7 @@ from ..config.worker_config import WorkerConfig
 from ..text.tokenizer import TextCodec
 from .calls.call_handler import ControlCalls, TextCalls, decode_command
 from .calls.reload import WeightsReloading
+from .calls.shared_device import OwnDevice, SharedDevice
 from .calls.sleep import SleepControl
 from .calls.unloaded import UnloadedSleep
 from .claiming import ClaimLoop
@@ -90,7 +91,8 @@ class WorkerService:
         self._adapters = LoadedAdapters(config, commands, self._parts, core, heartbeat)
         self._background: list[asyncio.Task[None]] = []
         calls = EngineCalls(commands, self._keys.model(self._model))
-        self._control = ControlCalls(config.engine_id, calls, core, heartbeat.try_to_beat)
+        device = SharedDevice(heartbeat) if config.is_shared else OwnDevice()
+        self._control = ControlCalls(config.engine_id, calls, core, heartbeat.try_to_beat, device)
         if config.starts_asleep:
             self._control.add_functions(self.unloaded.functions)
         self._upkeep = PartitionUpkeep(

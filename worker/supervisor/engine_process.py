@@ -65,6 +65,8 @@ class EngineProcess:
         has_reported: whether any line has arrived.
         heartbeat: its last ``EngineHeartbeat``, as JSON; empty before the first.
         sleep_level: level at which the engine slept last, and its next process should; 0 if it was awake.
+        num_wishes: number of operators' calls to wake it up, if its device has several models.
+        is_held: whether an operator put it to sleep and did not wake it since, in that case.
         weights: folder and version of the weights that replaced the configured ones; empty before.
         exit_code: as ``Popen.returncode``, None while it runs; set after its last lines were read.
     """
@@ -77,6 +79,8 @@ class EngineProcess:
         self.has_reported = False
         self.heartbeat = b""
         self.sleep_level = config.starts_asleep
+        self.num_wishes = 0
+        self.is_held = False
         self.weights = ("", "")
         self.exit_code: int | None = None
         self.ended = asyncio.Event()
@@ -236,6 +240,7 @@ class EngineProcess:
         self._num_tokens = max(self._num_tokens, status.num_tokens)
         self.heartbeat = bytes(status.heartbeat) or self.heartbeat
         self.sleep_level = status.sleep_level
+        self.num_wishes, self.is_held = status.num_wishes, status.is_held
         if status.weights_folder:
             self.weights = (status.weights_folder, status.weights_version)
         if status.state == EngineState.FAILED:

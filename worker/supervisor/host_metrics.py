@@ -33,7 +33,6 @@ from ...shared.metrics.exposition import MetricNames, expose
 from ...shared.values.distribution import VERSION
 from ...shared.values.shown import shown
 from ..config.worker_config import WorkerConfig
-from .restart import Phase
 from .supervised_engine import Engine
 
 REDIS_PATIENCE_S = 2.0
@@ -121,8 +120,7 @@ class HostMetrics:
     def _not_serving(self) -> str:
         if self._is_leaving():
             return "the worker is draining"
-        missing = [engine for engine in self._engines if engine.policy.phase not in (Phase.SERVING, Phase.LEFT)]
-        return "; ".join(f"engine {engine.engine_id} is {engine.policy.phase}" for engine in missing)
+        return "; ".join(filter(None, (engine.unreadiness for engine in self._engines)))
 
     async def _no_redis(self) -> str:
         try:

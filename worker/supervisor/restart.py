@@ -37,14 +37,17 @@ class Phase(enum.StrEnum):
     RESTARTING = "restarting"
     GIVEN_UP = "given_up"
     LEFT = "left"
+    # Without a process until its model is needed: only on a device that several models share.
+    PARKED = "parked"
 
 
 NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
     # Down before it has served: an engine that joins a running deployment.
-    Phase.STARTING: frozenset({Phase.SERVING, Phase.DOWN, Phase.GIVEN_UP, Phase.LEFT}),
-    Phase.SERVING: frozenset({Phase.DOWN, Phase.GIVEN_UP, Phase.LEFT}),
+    Phase.STARTING: frozenset({Phase.SERVING, Phase.DOWN, Phase.GIVEN_UP, Phase.LEFT, Phase.PARKED}),
+    Phase.SERVING: frozenset({Phase.DOWN, Phase.GIVEN_UP, Phase.LEFT, Phase.PARKED}),
     Phase.DOWN: frozenset({Phase.RESTARTING, Phase.LEFT}),
-    Phase.RESTARTING: frozenset({Phase.SERVING, Phase.DOWN, Phase.GIVEN_UP, Phase.LEFT}),
+    Phase.RESTARTING: frozenset({Phase.SERVING, Phase.DOWN, Phase.GIVEN_UP, Phase.LEFT, Phase.PARKED}),
+    Phase.PARKED: frozenset({Phase.STARTING, Phase.LEFT}),
     Phase.GIVEN_UP: frozenset(),
     Phase.LEFT: frozenset(),
 }
@@ -77,9 +80,9 @@ class RestartPolicy:
         num_barren_deaths: deaths in a row without a token; ``CRASH_LOOP_LIMIT`` of them lead to ``GIVEN_UP``.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, phase: Phase = Phase.STARTING) -> None:
         self._clock = clock
-        self.phase = Phase.STARTING
+        self.phase = phase
         self.num_restarts = 0
         self.num_barren_deaths = 0
         self._num_deaths_in_a_row = 0
@@ -106,6 +109,18 @@ class RestartPolicy:
         self._ready_at = None
         self._restart_at = now if was_healthy else now + restart_delay_s(self._num_deaths_in_a_row)
         self._enter(Phase.GIVEN_UP if self.num_barren_deaths >= CRASH_LOOP_LIMIT else Phase.DOWN)
+
+    def park(self) -> None:
+        """Record that its process ended in order, or failed to start, and that the next one starts when needed."""
+        self._ready_at = None
+        self._enter(Phase.PARKED)
+
+    def starting(self) -> None:
+        """Record that a process is started because the model is needed."""
+        if self.phase is Phase.PARKED:
+            self._enter(Phase.STARTING)
+        else:
+            self.restarting()
 
     def restarting(self) -> None:
         """Record that the next process is started."""

@@ -64,6 +64,11 @@ class Engine:
         self._died_at = 0.0
         self._restart_at = 0.0
 
+    @property
+    def config(self) -> WorkerConfig:
+        """Configuration of its next process."""
+        return self._config
+
     async def run(self) -> None:
         """Run and restart the worker process until it is stopped, given up, or dies before restarts are enabled."""
         try:
@@ -126,6 +131,13 @@ class Engine:
         if not self.process.heartbeat:
             return self._minimal_heartbeat(self.process.state)
         return msgspec.json.decode(self.process.heartbeat, type=EngineHeartbeat)
+
+    @property
+    def unreadiness(self) -> str:
+        """Why the worker is not ready because of this engine; empty if it is."""
+        if self.policy.phase in (Phase.SERVING, Phase.LEFT):
+            return ""
+        return f"engine {self.engine_id} is {self.policy.phase}"
 
     def heartbeat_unless_left(self) -> EngineHeartbeat | None:
         """Return ``heartbeat()``; None if this engine has left."""

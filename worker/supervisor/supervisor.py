@@ -102,14 +102,14 @@ class Supervisor:
         self._has_failed_to_start = False
         self._drain_patience_s = self._config.drain_timeout_s + DRAIN_MARGIN_S
         self._changed = asyncio.Event()
-        keys = Keys(self._config.namespace)
+        keys = self._keys = Keys(self._config.namespace)
         self._redis, self._subscriber = make_connections(
             self._config.redis_url, self._config.shards, keys, retry_for_s=math.inf
         )
         self._reaper = Reaper(self._redis, self._config)
         self._engines = [self._make_engine(config) for config in configs]
         self._max_engines = max(len(configs), max_engines if make_config is not None else 0)
-        group, worker_id = self._config.engine.data_parallel_group, self._config.worker_id
+        group = self._config.engine.data_parallel_group
         self._presence = Presence(
             self._redis,
             keys,
@@ -134,8 +134,14 @@ class Supervisor:
             self._max_engines,
             self._drain_patience_s,
             self._on_change,
-            group_refusal(worker_id, group) if group else "",
+            self.scale_refusal,
         )
+
+    @property
+    def scale_refusal(self) -> str:
+        """Why the number of engines cannot change; empty if it can."""
+        group = self._config.engine.data_parallel_group
+        return group_refusal(self._config.worker_id, group) if group else ""
 
     async def run(self) -> bool:
         """Serve until stopped by a signal or a command, and return when all engine processes have ended.
@@ -199,13 +205,12 @@ class Supervisor:
     async def _start(self) -> None:
         await self._until(
             lambda: (
-                self._stop_mode > StopMode.STAY
-                or self._is_broken()
+                self._is_stopping
                 or any(engine.has_failed_to_start for engine in self._engines)
                 or all(engine.policy.phase is Phase.SERVING for engine in self._engines)
             )
         )
-        if self._stop_mode > StopMode.STAY or self._is_broken():
+        if self._is_stopping:
             return
         for engine in self._engines:
             if engine.has_failed_to_start:
@@ -218,8 +223,8 @@ class Supervisor:
         self._on_ready()
 
     async def _serve(self) -> None:
-        await self._until(lambda: self._stop_mode > StopMode.STAY or self._is_broken() or not self._any_running())
-        if self._stop_mode == StopMode.STAY and not self._is_broken():
+        await self._until(lambda: self._is_stopping or not self._any_running())
+        if not self._is_stopping:
             causes = dict.fromkeys(engine.describe_death() for engine in self._engines)
             raise EngineDeadError(f"no engine is left: {'; '.join(causes)}")
 
@@ -258,6 +263,10 @@ class Supervisor:
             self._changed.clear()
             await self._changed.wait()
 
+    @property
+    def _is_stopping(self) -> bool:
+        return self._stop_mode > StopMode.STAY or self._is_broken()
+
     def _any_running(self) -> bool:
         return not all(task.done() for task in self._running)
 
@@ -288,13 +297,16 @@ class Supervisor:
         elif isinstance(command, ScaleCommand):
             self._scale(command.num_engines)
         elif isinstance(command, ModelCommand):
-            log.warning("model_command_refused", model=command.model, reason="this worker has one model, always awake")
+            self._on_model_command(command)
         else:
             self._escalate_stop(StopMode.HAND_BACK)
 
     def _scale(self, num_engines: int) -> None:
         self._scaling.scale(num_engines)
         self._presence.record.options[ENGINES_OPTION] = str(self._scaling.num_staying)
+
+    def _on_model_command(self, command: ModelCommand) -> None:
+        log.warning("model_command_refused", model=command.model, reason="this worker has one model, always awake")
 
     def _make_engine(self, config: WorkerConfig) -> Engine:
         return Engine(config, self._reaper, self._on_change)

@@ -12,7 +12,7 @@ from penstock.shared.process.command_line import Parser
 from penstock.worker.options.numbers import Integer, IntegerOrRange, Number, Share, Size
 from penstock.worker.options.option import DeclaredOption
 from penstock.worker.options.program import Program
-from penstock.worker.options.readers import Choice, Folder, Indices, Model, Switch, SwitchOrText, Texts
+from penstock.worker.options.readers import BandSeconds, Choice, Folder, Indices, Model, Switch, SwitchOrText, Texts
 from penstock.worker.options.settings import Settings, read_settings
 from penstock.worker.programs import PROGRAMS
 
@@ -31,6 +31,7 @@ SAMPLES: dict[type, tuple[str, str, Any]] = {
     Number: ("2.5", "2.5", 2.5),
     Texts: ("one,two", '["one", "two"]', ("one", "two")),
     Indices: ("2,0", "[2, 0]", (2, 0)),
+    BandSeconds: ("batch=9,chat=1.5", "{ batch = 9, chat = 1.5 }", {"batch": 9.0, "chat": 1.5}),
 }
 EVERY = [pytest.param(p, option, id=f"{p.name.split('.')[-1]}-{option.name}") for p in PROGRAMS for option in p.options]
 

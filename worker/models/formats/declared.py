@@ -1,4 +1,4 @@
-"""The quantization that a model's folder declares. Rejects by name every kind that is not supported.
+"""Declarations of a model's folder: its quantization, of which unsupported kinds are rejected by name, and its task.
 
 Needs no torch, so that a worker rejects a model before it has loaded anything, and before a download.
 """
@@ -32,6 +32,8 @@ _REMEDY = (
     f"Penstock reads {READ}: fetch the model in one of these, or as it was before quantisation, for which there is "
     "--quantization int8"
 )
+_POOLING_ARCHITECTURES = ("ForSequenceClassification", "ForTokenClassification", "Model", "ForMaskedLM")
+_GENERATING_ARCHITECTURE = "LMHeadModel"
 # Usual names of a quant_method, if they differ from it.
 _CALLED = {
     "bitsandbytes": "bitsandbytes",
@@ -77,6 +79,13 @@ class Quantization:
     method: str
     settings: dict[str, Any]
     source: str
+
+
+def declares_pooling(folder: Path, architecture: str) -> bool:
+    """Whether the model in ``folder`` pools: by sentence-transformers' file, or the architecture it was saved as."""
+    if (folder / "modules.json").is_file():
+        return True
+    return architecture.endswith(_POOLING_ARCHITECTURES) and not architecture.endswith(_GENERATING_ARCHITECTURE)
 
 
 def declared_quantization(folder: Path) -> Quantization | None:

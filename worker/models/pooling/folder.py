@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ....shared.errors import ModelLoadError
+from ..formats.declared import declares_pooling
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -25,8 +26,6 @@ _MODES = {
     "lasttoken": LAST,
     "mean": MEAN,
 }
-_POOLING_ARCHITECTURES = ("ForSequenceClassification", "ForTokenClassification", "Model", "ForMaskedLM")
-_GENERATING_ARCHITECTURE = "LMHeadModel"
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "Tanh": nn.Tanh,
     "Identity": nn.Identity,
@@ -94,10 +93,7 @@ def pools(folder: Path, model_config: PretrainedConfig, runner: str) -> bool:
     """Whether the model in ``folder`` pools: by ``runner``, and for "auto" by the architecture it was saved as."""
     if runner != "auto":
         return runner == "pooling"
-    architecture = (model_config.architectures or [""])[0]
-    if (folder / "modules.json").is_file():
-        return True
-    return architecture.endswith(_POOLING_ARCHITECTURES) and not architecture.endswith(_GENERATING_ARCHITECTURE)
+    return declares_pooling(folder, (model_config.architectures or [""])[0])
 
 
 def _mode_of(config: dict[str, Any], place: Path) -> str:

@@ -28,6 +28,7 @@ from ...text.thread import LONG_TEXT_CHARS, TextThread
 from ...text.tokenizer import TOKENIZER_FILE, TextCodec
 from ..core.client import CoreClient
 from ..redis_waiting import LEAVE_PATIENCE_S
+from .shared_device import OwnDevice
 
 MAX_KNOWN_CALLS = 4096
 # Queries change nothing, so they wait for no other call and are not logged.
@@ -49,15 +50,22 @@ class ControlCalls:
     Args:
         core: executes the calls that this process does not.
         beat: writes the heartbeat. Called before the reply to a call that changes the state of the engine.
+        device: holds back calls of operators until the supervisor has done what they need.
     """
 
     def __init__(
-        self, engine_id: str, calls: EngineCalls, core: CoreClient, beat: Callable[[], Awaitable[None]]
+        self,
+        engine_id: str,
+        calls: EngineCalls,
+        core: CoreClient,
+        beat: Callable[[], Awaitable[None]],
+        device: OwnDevice,
     ) -> None:
         self._engine_id = engine_id
         self._calls = calls
         self._core = core
         self._beat = beat
+        self._device = device
         self._tasks: set[asyncio.Task[None]] = set()
         self._recent_ids: OrderedDict[str, None] = OrderedDict()
         self._turn = asyncio.Lock()
@@ -105,12 +113,15 @@ class ControlCalls:
 
     async def _carry_out(self, command: ControlCommand) -> None:
         async def execute() -> UtilityAnswer:
+            # Outside of the turn, which the supervisor's order needs.
+            await self._device.hold_back(command.call)
             async with self._turn_of(command.call):
                 if await self._calls.now_ms() >= command.expires_at_ms:
                     raise EngineTimeoutError("the call expired before the engine could start it")
                 return await self._execute(command.call, command.call_id)
 
         outcome = await self._outcome_of(execute(), command.call)
+        self._device.record_outcome(command.call, outcome)
         if isinstance(command.call, Sleep | WakeUp):
             await self._beat()
         await self._reply(command.call_id, outcome)
@@ -121,6 +132,7 @@ class ControlCalls:
                 return await self._execute(order.call, f"supervisor-{order.order_id}")
 
         outcome = await self._outcome_of(execute(), order.call)
+        self._device.settle_order(order.call, outcome)
         if isinstance(outcome, CallError):
             report(SleepOrderDone(order_id=order.order_id, error=outcome))
         else:

@@ -57,6 +57,7 @@ class Heartbeat:
         weights_version: version of the served weights; empty before the engine is ready.
         weights_folder: folder of the served weights if they replaced those loaded at the start; otherwise empty.
         sleep_level: level at which the next process sleeps if this one dies; 0 for an engine that is awake.
+        num_wishes, is_held: as in ``WorkerStatus``.
         report: writes a status line; for changes that the next process must know.
     """
 
@@ -75,6 +76,8 @@ class Heartbeat:
         self.weights_version = ""
         self.weights_folder = ""
         self.sleep_level = config.starts_asleep
+        self.num_wishes = 0
+        self.is_held = False
         self.report: Callable[[], None] = lambda: None
         self._group: GroupStatus | None = None
         self._started_at = time.time()
@@ -292,6 +295,8 @@ class StatusLines:
             weights_version=self._heartbeat.weights_version if self._heartbeat.weights_folder else "",
             sleep_level=self._heartbeat.sleep_level,
             done=outcome,
+            num_wishes=self._heartbeat.num_wishes,
+            is_held=self._heartbeat.is_held,
         )
         # Only into an empty pipe, because the some kilobytes of a heartbeat may not fit into one that is partly full.
         if self._heartbeat.encoded and _all_is_read():

@@ -79,6 +79,8 @@ def _setup(config: EngineConfig, ready: Ready) -> EngineSetup:
         speculative=ready.speculative,
         num_free_rows=ready.num_free_rows,
         ranks=ready.ranks,
+        weight_bytes=ready.weight_bytes,
+        kv_cache_bytes=ready.kv_cache_bytes,
     )
 
 

@@ -3,6 +3,10 @@
 The workload file is that of ``penstock.worker.engine.offline``: phases, each with its requests and its concurrency. The
 result file has the tokens of every request for each phase, and their times in seconds after the start of the phase; a
 script whose rival reports no times leaves them empty.
+
+A new rival is a script here with a class that implements ``Peer`` and imports nothing of Penstock, a line in
+``choose_sides`` (``ops/lab/bench/engines/sides.py``), its package in ``install_peers.py``, and its versions in
+``<name>.txt``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,78 @@
+"""Measured times of a model on a device: to wake, to sleep, and to compute prompts."""
+
+from __future__ import annotations
+
+from ...shared.deployment.records import EngineHeartbeat
+from ...shared.messages.devices import SWAP_TIME_S
+from ...shared.stats import EngineStats, Histogram
+from ...shared.swap.views import SleepLevel
+
+# Weight of the newest measurement.
+_NEWEST = 0.3
+# Estimates until something was measured: bytes per second from disk and within memory, and time of a process to start.
+_DISK_BYTES_PER_S, _MEMORY_BYTES_PER_S, _START_S = 1e9, 1e10, 1.0
+# Fewer prompt tokens give no meaningful rate.
+_MIN_TOKENS = 64
+
+
+class Costs:
+    """Averages of the times of one model, and all of them by level, for its record.
+
+    Attributes:
+        wakes, sleeps: seconds by level as text.
+    """
+
+    def __init__(self) -> None:
+        self.wakes: dict[str, Histogram] = {}
+        self.sleeps: dict[str, Histogram] = {}
+        self._wake_s: dict[SleepLevel, float] = {}
+        self._sleep_s: dict[SleepLevel, float] = {}
+        self._prompt_tokens_per_s = 0.0
+
+    @property
+    def wakes_s(self) -> dict[SleepLevel, float]:
+        """Measured times to wake, by level."""
+        return self._wake_s
+
+    def record_wake(self, level: SleepLevel, time_s: float) -> None:
+        _record(self._wake_s, self.wakes, level, time_s)
+
+    def record_sleep(self, level: SleepLevel, time_s: float) -> None:
+        _record(self._sleep_s, self.sleeps, level, time_s)
+
+    def wake_s(self, level: SleepLevel, weight_bytes: int) -> float:
+        """Return the time to wake from a level; an estimate until it was measured."""
+        if level is SleepLevel.AWAKE:
+            return 0.0
+        if level in self._wake_s:
+            return self._wake_s[level]
+        if level is SleepLevel.HOST_MEMORY:
+            return weight_bytes / _MEMORY_BYTES_PER_S
+        return self._wake_s.get(SleepLevel.DISK, _START_S + weight_bytes / _DISK_BYTES_PER_S)
+
+    @property
+    def sleep_s(self) -> float:
+        """Time to put it to sleep, at the level that took longest."""
+        return max(self._sleep_s.values(), default=0.0)
+
+    def record_stats(self, stats: EngineStats) -> None:
+        """Measure the speed of prompts. Requests of a batch share time, so it may be higher than this."""
+        time_s = min(stats.prefill_time_s.sum, stats.execute_time_s)
+        if stats.num_prefill_tokens >= _MIN_TOKENS and time_s > 0:
+            self._prompt_tokens_per_s = stats.num_prefill_tokens / time_s
+
+    def relost_s(self, num_tokens: int) -> float:
+        """Return the time to compute the cache of running requests again; 0 until the speed was measured."""
+        return num_tokens / self._prompt_tokens_per_s if self._prompt_tokens_per_s else 0.0
+
+
+def running_tokens(beat: EngineHeartbeat) -> int:
+    """Return the tokens in the KV cache of running requests."""
+    if beat.setup is None or not beat.num_running_reqs:
+        return 0
+    return int(beat.kv_cache_usage * beat.setup.kv_cache_size_tokens)
+
+
+def _record(means: dict[SleepLevel, float], histograms: dict[str, Histogram], level: SleepLevel, time_s: float) -> None:
+    means[level] = (1 - _NEWEST) * means[level] + _NEWEST * time_s if level in means else time_s
+    histograms.setdefault(str(int(level)), Histogram.empty(SWAP_TIME_S)).observe(time_s)

@@ -1,0 +1,326 @@
+"""The keeper of a device: decides which of its models are awake, and carries out swaps step by step.
+
+    read demands ─▶ decide ─┬─ stay ─▶ wait for a request, a process, an operator, or the time of the next change
+         ▲                  └─ swap ─▶ grant ▶ those that leave sleep ▶ their memory is free ▶ the next one wakes
+         └───────────────────────────────────────────────────────────────────────────────┘
+
+Each decision begins with the reports of processes, never with former intentions, so a swap may end at any step.
+A model that failed to leave stays awake. One that failed to wake backs off, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import structlog
+from redis.exceptions import RedisError
+
+from ...shared.broker import Homes
+from ...shared.errors import ConfigurationError, EngineCallError, PenstockError
+from ...shared.messages.supervision import ModelAction, ModelCommand
+from ...shared.swap.budget import departures, sleep_level
+from ...shared.swap.rule import Debts, Reason, Stay, Swap, decide, lateness
+from ...shared.swap.views import DeviceView, ModelView, SleepLevel
+from ...shared.values.shown import format_bytes
+from ..config.swap import SharingOptions
+from .kept_model import KeptModel
+from .memory import cache_bytes, files_state, until_free
+from .plan import DevicePlan
+from .swap_log import SwapLog
+
+# Interval of decisions while a request waits, and otherwise.
+LOOK_EVERY_S, IDLE_LOOK_EVERY_S = 0.25, 1.0
+# A model whose Redis does not answer for this long is passed over.
+REDIS_PATIENCE_S = 2.0
+GRANT_EVERY_S = 1.0
+FILES_EVERY_S = 2.0
+
+log = structlog.get_logger()
+
+
+class DeviceKeeper:
+    """Decides for the models of one device; ``keep`` until cancelled.
+
+    Args:
+        device_id: name of the device among the homes of its models.
+        homes: homes of each model, by name; the reporter may replace them.
+
+    Attributes:
+        debts: time of swaps that is not repaid yet.
+        log: swaps so far.
+        options: options of the rule.
+        started: set once the models of the start are loaded: whether any can be served.
+    """
+
+    def __init__(
+        self,
+        device_id: str,
+        plan: DevicePlan,
+        models: Sequence[KeptModel],
+        homes: dict[str, Homes],
+        sharing: SharingOptions,
+    ) -> None:
+        self.device_id = device_id
+        self.models = {model.name: model for model in models}
+        self.debts = Debts()
+        self.log = SwapLog()
+        self.options = sharing.swap_options
+        self.started: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._load_at_start = sharing.load_at_start
+        self._view = DeviceView(memory=plan.budget, host_memory=plan.host_budget)
+        self._visible_devices = plan.placement.visible_devices
+        self._homes = homes
+        self._changed = asyncio.Event()
+        self._clock = asyncio.get_running_loop().time
+        self._broken_files: dict[str, object] = {}
+        self._files_due_s = 0.0
+
+    def notify(self) -> None:
+        """Decide again, because a request arrived, or a process changed."""
+        self._changed.set()
+
+    def command(self, command: ModelCommand) -> None:
+        """Follow an operator's command about a model."""
+        model = self.models.get(command.model)
+        if model is None:
+            log.warning("model_command_refused", model=command.model, reason="this worker does not have the model")
+            return
+        log.info("model_command", model=model.name, action=command.action.value)
+        if command.action in (ModelAction.PIN, ModelAction.UNPIN):
+            model.pin(is_pinned=command.action is ModelAction.PIN)
+        if command.action in (ModelAction.LOAD, ModelAction.PIN):
+            model.is_held, model.is_wanted = False, True
+            model.repair()
+        elif command.action is ModelAction.UNLOAD:
+            model.is_held, model.is_wanted = True, False
+        self.notify()
+
+    def views(self) -> list[ModelView]:
+        """Return the state of all models, by the last reports of their processes and of Redis."""
+        now_s = self._clock()
+        for model in self.models.values():
+            model.take_over_reports(now_s)
+            if model.level is SleepLevel.DISK:
+                model.cache_bytes = self._cache_bytes(model)
+        return [model.rule_view(now_s) for model in self.models.values()]
+
+    async def keep(self) -> None:
+        """Load the models of the start, set ``started``, and keep the device until cancelled."""
+        self.started.set_result(await self._load_first())
+        while True:
+            await self.decide_once()
+
+    async def _load_first(self) -> bool:
+        """Load pinned models, and others as ``load_at_start`` says. Returns whether the device can serve any model."""
+        models = sorted(self.models.values(), key=lambda model: not model.is_pinned)
+        for model in models:
+            is_first = self._load_at_start == "first" and not any(each.costs.wakes for each in self.models.values())
+            if model.broken_reason or not (model.is_pinned or is_first or self._load_at_start == "all"):
+                continue
+            model.is_wanted = True
+            views = self.views()
+            swap = self._operators_choice(views)
+            if swap is not None:
+                await self._carry_out(swap, views)
+        if self._load_at_start == "none":
+            return not all(model.broken_reason for model in models)
+        return any(model.costs.wakes for model in models)
+
+    async def decide_once(self) -> None:
+        """Read, decide, and swap or wait once."""
+        self._changed.clear()
+        await self._read_demands()
+        await self._check_files()
+        views, now_s = self.views(), self._clock()
+        choice = self._operators_choice(views) or decide(now_s, self._view, views, self.debts, self.options)
+        if isinstance(choice, Swap):
+            await self._carry_out(choice, views)
+        else:
+            await self._stay(choice, views)
+
+    async def _stay(self, stay: Stay, views: Sequence[ModelView]) -> None:
+        started_s = self._clock()
+        is_someone_waiting = any(view.oldest_s and not view.is_awake for view in views)
+        wait_s = min(stay.until_s - started_s, LOOK_EVERY_S if is_someone_waiting else IDLE_LOOK_EVERY_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.001, wait_s)):
+                await self._changed.wait()
+        self.debts = self.debts.after_serving(self._clock() - started_s, views, self.options)
+
+    async def _read_demands(self) -> None:
+        await asyncio.gather(*map(self._read_demand, self.models.values()))
+
+    async def _read_demand(self, model: KeptModel) -> None:
+        try:
+            async with asyncio.timeout(REDIS_PATIENCE_S):
+                model.demand = await self._homes[model.name].demand()
+        except (TimeoutError, PenstockError, RedisError) as error:
+            if model.is_reachable:
+                log.warning("demand_unknown", model=model.name, error=str(error) or "Redis does not answer")
+            model.is_reachable = False
+        else:
+            model.is_reachable = True
+
+    async def _check_files(self) -> None:
+        """Try broken models again whose files have changed."""
+        if self._clock() < self._files_due_s:
+            return
+        self._files_due_s = self._clock() + FILES_EVERY_S
+        for model in self.models.values():
+            if not model.broken_reason or model.planned.path is None:
+                self._broken_files.pop(model.name, None)
+                continue
+            state = await asyncio.to_thread(files_state, model.planned.path)
+            if self._broken_files.setdefault(model.name, state) != state:
+                del self._broken_files[model.name]
+                model.repair()
+
+    def _operators_choice(self, views: Sequence[ModelView]) -> Swap | None:
+        """Return the swap that operators, or the start, ask for; None if they ask for none."""
+        for view in views:
+            model = self.models[view.name]
+            if model.is_held and view.is_awake:
+                return Swap(Reason.OPERATOR, asleep=(view.name,))
+            if not model.is_wanted or view.is_awake or model.is_held:
+                model.is_wanted = model.is_wanted and not view.is_awake
+                continue
+            # Others leave although they may have work, but not pinned ones.
+            leaving = departures(self._view, views, view)
+            if leaving is not None:
+                return Swap(Reason.OPERATOR, leaving.asleep, leaving.ended, view.name)
+            model.is_wanted = False
+            log.warning("model_command_refused", model=view.name, reason="it does not fit beside pinned models")
+        return None
+
+    async def _carry_out(self, swap: Swap, views: Sequence[ModelView]) -> None:
+        view_of = {view.name: view for view in views}
+        entering = self.models[swap.entering] if swap.entering is not None else None
+        if entering is not None and not await self._is_granted(entering, view_of[entering.name], swap.reason):
+            return
+        started_s = self._clock()
+        relost_s = sum(view_of[name].relost_s for name in swap.asleep)
+        num_handed_back = sum(view_of[name].num_running for name in swap.asleep)
+        if not await self._leave(swap, entering):
+            return
+        is_done = entering is None or await self._wake(entering)
+        took_s = self._clock() - started_s
+        # Operators' swaps and idle models displace no request that the rule would have to protect.
+        if entering is not None and swap.reason is not Reason.OPERATOR:
+            self.debts = self.debts.after_swap(took_s + relost_s, views)
+        if is_done:
+            self.log.add_swap(swap, took_s, num_handed_back, self._clock())
+            log.info(
+                "swapped",
+                left=list(swap.asleep + swap.ended),
+                entered=swap.entering or "",
+                reason=swap.reason.value,
+                took_s=round(took_s, 3),
+                num_handed_back=num_handed_back,
+                debt_s=round(self.debts.soft_s, 2),
+            )
+
+    async def _is_granted(self, model: KeptModel, view: ModelView, reason: Reason) -> bool:
+        """Request the right to wake a model. If another device goes first, the model does not count for a time."""
+        if reason is Reason.OPERATOR:
+            return True
+        now_s = self._clock()
+        waited_s = max(view.standing_s(now_s).values(), default=0.0)
+        is_late = lateness(view, now_s, self.options) >= 1
+        # Engines elsewhere that are full do not help a model that is late already.
+        num_engines = model.demand.num_engines + 1 if is_late and not model.demand.num_free_seqs else 1
+        try:
+            async with asyncio.timeout(REDIS_PATIENCE_S):
+                grant = await self._homes[model.name].request_grant(
+                    self.device_id, view.wake_s, waited_s=waited_s, num_engines=num_engines
+                )
+        except (TimeoutError, PenstockError, RedisError) as error:
+            log.warning("demand_unknown", model=model.name, error=str(error) or "Redis does not answer")
+            model.ask_again_s = now_s + 1.0
+            return False
+        if not grant.is_granted:
+            model.ask_again_s = now_s + max(grant.wait_s, LOOK_EVERY_S)
+        return grant.is_granted
+
+    async def _leave(self, swap: Swap, entering: KeptModel | None) -> bool:
+        """Put models to sleep, and end processes. Returns False if a model stays awake."""
+        for name in swap.asleep:
+            model = self.models[name]
+            try:
+                await model.put_to_sleep(self._level_for(model))
+            except PenstockError as error:
+                log.error("sleep_failed", model=name, cause=str(error))
+                if entering is not None:
+                    entering.ask_again_s = self._clock() + 1.0
+                    await self._return_grant(entering)
+                model.is_held = False
+                return False
+        for name in swap.ended:
+            await self.models[name].unload()
+        return True
+
+    def _level_for(self, model: KeptModel) -> SleepLevel:
+        if model.cache_bytes > self._cache_bytes(model):
+            # Its weights turned out larger than its files: the next load makes a smaller cache.
+            return SleepLevel.DISK
+        if model.planned.sleep_level is not None:
+            return model.planned.sleep_level
+        views = self.views()
+        return sleep_level(self._view, views, next(view for view in views if view.name == model.name))
+
+    async def _wake(self, model: KeptModel) -> bool:
+        """Wake a model. If it lacks memory, end the largest sleeping process and try once more."""
+        renewing = asyncio.create_task(self._renew_grant(model))
+        model.is_wanted = False
+        try:
+            try:
+                await self._wake_once(model)
+            except EngineCallError:
+                if not await self._end_largest_sleeper(model):
+                    raise
+                await self._wake_once(model)
+        except PenstockError as error:
+            model.record_failure(error, self._clock())
+            await self._return_grant(model)
+            return False
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+        return True
+
+    async def _wake_once(self, model: KeptModel) -> None:
+        cache = self._cache_bytes(model)
+        if cache <= 0:
+            raise ConfigurationError(
+                f"model {model.name} does not fit: its weights take {format_bytes(model.bytes.weights)}, device_memory "
+                f"is {format_bytes(self._view.memory)}; raise device_memory, or unpin another model"
+            )
+        needed = model.bytes.weights + cache
+        await until_free(self._visible_devices, needed)
+        await model.wake_or_load(cache)
+
+    async def _end_largest_sleeper(self, entering: KeptModel) -> bool:
+        """End the process of the sleeping model that keeps most memory. Returns False if no other one sleeps."""
+        asleep = (SleepLevel.HOST_MEMORY, SleepLevel.PROCESS)
+        sleepers = [model for model in self.models.values() if model is not entering and model.level in asleep]
+        if not sleepers:
+            return False
+        await max(sleepers, key=lambda model: model.bytes.process).unload()
+        return True
+
+    def _cache_bytes(self, model: KeptModel) -> int:
+        others = [other.bytes for other in self.models.values() if other is not model]
+        return cache_bytes(self._view.memory, model.bytes, others)
+
+    async def _renew_grant(self, model: KeptModel) -> None:
+        while True:
+            await asyncio.sleep(GRANT_EVERY_S)
+            with suppress(PenstockError, RedisError):
+                await self._homes[model.name].request_grant(self.device_id, 0.0)
+
+    async def _return_grant(self, model: KeptModel) -> None:
+        # It ends by itself after its lease.
+        with suppress(TimeoutError, PenstockError, RedisError):
+            async with asyncio.timeout(REDIS_PATIENCE_S):
+                await self._homes[model.name].return_grant(self.device_id)

@@ -1,0 +1,291 @@
+"""A model on a device that several models share: its level as its process reports it, its costs and its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from ...shared.broker import Demand
+from ...shared.control.engine import Sleep, WakeUp
+from ...shared.errors import EngineCallError, EngineDeadError, PenstockError
+from ...shared.messages.devices import DeviceModel, ModelPhase
+from ...shared.process.children import restart_delay_s
+from ...shared.swap.rule import lateness
+from ...shared.swap.views import Memory, ModelView, SleepLevel, SwapOptions
+from ..supervisor.restart import Phase
+from .costs import Costs, running_tokens
+from .engine import ModelStartError, SharedEngine
+from .memory import ModelBytes, own_bytes, reserved_bytes
+from .plan import PlannedModel
+
+# Failed wakes in a row after which a model is broken.
+MAX_FAILURES = 3
+log = structlog.get_logger()
+
+
+@dataclass
+class _Failures:
+    """Failed wakes of a model.
+
+    Args:
+        in_a_row: since the last success; ``MAX_FAILURES`` of them make the model broken.
+        counts: all of them, by cause.
+        reason: sentence about the last one; empty after a success.
+        retry_at_s: time before which the keeper does not try again.
+    """
+
+    in_a_row: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    reason: str = ""
+    retry_at_s: float = 0.0
+
+
+class KeptModel:
+    """A model of a device. Times are seconds of the event loop's clock.
+
+    Attributes:
+        bytes: its memory: estimated until it was loaded, then measured.
+        demand: its last read demand.
+        is_reachable: whether that is current.
+        is_held: whether an operator put it to sleep, so that only an operator wakes it.
+        is_wanted: whether an operator, or the start, asks to wake it.
+        ask_again_s: time before which no grant is requested again.
+        phase: ``WAKING`` or ``FALLING_ASLEEP`` during a swap; None otherwise.
+    """
+
+    def __init__(self, planned: PlannedModel, engine: SharedEngine) -> None:
+        self.name = planned.name
+        self.engine = engine
+        self.planned = planned
+        self.bytes: ModelBytes = planned.bytes
+        self.costs = Costs()
+        self.demand = Demand()
+        self.is_reachable = True
+        self.is_held = False
+        self.is_wanted = False
+        self.ask_again_s = 0.0
+        self.phase: ModelPhase | None = None
+        self.num_recomputed_tokens = 0
+        self.cache_bytes = 0
+        self._failures = _Failures(reason=planned.problem, in_a_row=MAX_FAILURES if planned.problem else 0)
+        self._since_s = 0.0
+        self._used_s = asyncio.get_running_loop().time()
+        self._num_wishes = 0
+        self._was_awake = False
+        self._is_process_held = False
+
+    @property
+    def level(self) -> SleepLevel:
+        """Depth of its sleep, by the last report of its process."""
+        sleep_level = self.engine.sleep_level
+        return SleepLevel.DISK if sleep_level is None else SleepLevel(sleep_level)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it never leaves the device."""
+        return self.bytes.is_pinned
+
+    def pin(self, *, is_pinned: bool) -> None:
+        self.bytes = msgspec.structs.replace(self.bytes, is_pinned=is_pinned)
+
+    @property
+    def broken_reason(self) -> str:
+        """Why the keeper does not wake it any more; empty if it does."""
+        if self.engine.policy.phase is Phase.GIVEN_UP:
+            return self.engine.describe_death()
+        return self._failures.reason if self._failures.in_a_row >= MAX_FAILURES else ""
+
+    @property
+    def failure_reason(self) -> str:
+        """Reason of the last failed wake; empty after a success."""
+        return self._failures.reason
+
+    def take_over_reports(self, now_s: float) -> None:
+        """Take over the reports of the process since the last call."""
+        is_awake = self.level is SleepLevel.AWAKE
+        if is_awake != self._was_awake:
+            self._was_awake, self._since_s = is_awake, now_s
+        process = self.engine.process
+        if process.num_wishes > self._num_wishes:
+            self.is_wanted = True
+        self._num_wishes = process.num_wishes
+        if process.alive and process.is_held != self._is_process_held:
+            self.is_held = self._is_process_held = process.is_held
+        beat = self.engine.heartbeat()
+        if beat.stats is not None:
+            self.costs.record_stats(beat.stats)
+        if beat.setup is not None and beat.setup.weight_bytes:
+            self.bytes = msgspec.structs.replace(self.bytes, weights=beat.setup.weight_bytes)
+            self.cache_bytes = beat.setup.kv_cache_bytes
+
+    def rule_view(self, now_s: float) -> ModelView:
+        """Return its state for the rule."""
+        demand, level, beat = self.demand, self.level, self.engine.heartbeat()
+        num_running = self._num_running(beat.num_running_reqs + beat.num_waiting_reqs)
+        if num_running or demand.oldest_age_s:
+            self._used_s = now_s
+        is_elsewhere = level is not SleepLevel.AWAKE and demand.num_free_seqs > 0
+        can_wake = self.is_reachable and not (demand.is_paused or self.is_held or self.broken_reason or is_elsewhere)
+        weights = self.bytes.weights
+        return ModelView(
+            name=self.name,
+            level=level,
+            since_s=self._since_s,
+            oldest_s={band: now_s - age_s for band, age_s in demand.oldest_age_s.items()},
+            num_running=num_running,
+            deadline_s=now_s + demand.deadline_in_s,
+            service_s=_mean(beat.stats.latency_s.sum, beat.stats.latency_s.count) if beat.stats else 0.0,
+            can_wake=can_wake and now_s >= max(self.ask_again_s, self._failures.retry_at_s, now_s + self._restart_in_s),
+            is_pinned=self.is_pinned,
+            wake_s=self.costs.wake_s(level, weights),
+            sleep_s=self.costs.sleep_s,
+            relost_s=self.costs.relost_s(running_tokens(beat)) if num_running else 0.0,
+            used_s=self._used_s,
+            memory=Memory(
+                awake=weights + self.cache_bytes + self.bytes.process, asleep=self.bytes.process, weights=weights
+            ),
+            wake_s_of=self.costs.wakes_s,
+        )
+
+    @property
+    def _restart_in_s(self) -> float:
+        return self.engine.policy.restart_in_s if self.engine.policy.phase is Phase.DOWN else 0.0
+
+    def _num_running(self, num_reported: int) -> int:
+        """Return the requests that run here. Redis knows them at once, the engine's heartbeat a second later."""
+        if self.level is not SleepLevel.AWAKE:
+            return 0
+        return self.demand.num_running if self.demand.num_engines <= 1 else num_reported
+
+    async def put_to_sleep(self, level: SleepLevel) -> None:
+        """Put it to sleep; on disk its process ends.
+
+        Raises:
+            PenstockError: it stays awake.
+        """
+        loop = asyncio.get_running_loop()
+        started_s, self.phase = loop.time(), ModelPhase.FALLING_ASLEEP
+        self.num_recomputed_tokens += running_tokens(self.engine.heartbeat())
+        try:
+            # Before its process ends, too: that hands requests back at once.
+            await self.engine.process.order(Sleep(level=min(int(level), int(SleepLevel.PROCESS))))
+            if level is SleepLevel.DISK:
+                await self.engine.end_process()
+        except EngineDeadError:
+            return  # its death gave the memory back
+        finally:
+            self.phase = None
+        self.costs.record_sleep(level, loop.time() - started_s)
+        await self._measure_process()
+
+    async def unload(self) -> None:
+        """End its process."""
+        await self.engine.end_process()
+        log.info("model_unloaded", model=self.name)
+
+    async def wake_or_load(self, cache_bytes: int) -> float:
+        """Wake it, or load it in a new process, and return the time that it took.
+
+        Args:
+            cache_bytes: bytes of the KV cache of a new process.
+
+        Raises:
+            PenstockError: it is not awake.
+        """
+        loop, level = asyncio.get_running_loop(), self.level
+        started_s, self.phase = loop.time(), ModelPhase.WAKING
+        try:
+            if level is SleepLevel.DISK:
+                self.engine.revive()
+                await self.engine.load(cache_bytes)
+                self.cache_bytes = self.cache_bytes or cache_bytes
+            elif (await self.engine.process.order(WakeUp())).is_sleeping:
+                raise EngineCallError(f"model {self.name} sleeps on after a call to wake up")
+        finally:
+            self.phase = None
+        took_s = loop.time() - started_s
+        # Otherwise a model that an operator loads would sleep again at once.
+        self._used_s = loop.time()
+        self.costs.record_wake(level, took_s)
+        self._failures.in_a_row, self._failures.reason, self._failures.retry_at_s = 0, "", 0.0
+        return took_s
+
+    def record_failure(self, error: PenstockError, now_s: float) -> None:
+        """Record a failed wake, and log it."""
+        failures = self._failures
+        failures.in_a_row += 1
+        failures.counts[error.code] += 1
+        failures.reason = str(error)
+        delay_s = restart_delay_s(failures.in_a_row + 1)
+        failures.retry_at_s = now_s + delay_s
+        log.error(
+            "wake_failed",
+            model=self.name,
+            cause=failures.reason,
+            num_failures=failures.in_a_row,
+            retry_in_s=round(delay_s, 1),
+            trace=error.trace if isinstance(error, ModelStartError) else "",
+        )
+        if self.broken_reason:
+            log.error("model_broken", model=self.name, cause=failures.reason)
+
+    def repair(self) -> None:
+        """Try a broken model again, because its files changed or an operator asks for it."""
+        self._failures.in_a_row, self._failures.retry_at_s = 0, 0.0
+        self.engine.revive()
+
+    async def _measure_process(self) -> None:
+        """Measure the memory of its sleeping process. A GPU's context is not known to the supervisor."""
+        beat = self.engine.heartbeat()
+        if self.level not in (SleepLevel.HOST_MEMORY, SleepLevel.PROCESS):
+            return
+        if self.planned.engine.device == "cpu":
+            process = await asyncio.to_thread(own_bytes, [beat.worker_pid, beat.core_pid])
+            kept = self.bytes.weights if self.level is SleepLevel.HOST_MEMORY else 0
+            reserved = reserved_bytes(self.bytes.process, process - kept)
+            self.bytes = msgspec.structs.replace(self.bytes, process=reserved)
+
+    def device_model(self, view: ModelView, now_s: float, options: SwapOptions) -> DeviceModel:
+        """Return its part of the device's record."""
+        standing_s = max(view.standing_s(now_s).values(), default=0.0)
+        phase = self.phase or _PHASES[view.level]
+        if self.broken_reason and view.level is SleepLevel.DISK and self.phase is None:
+            phase = ModelPhase.BROKEN
+        retry_in_s = self._failures.retry_at_s - now_s
+        return DeviceModel(
+            name=self.name,
+            phase=phase,
+            level=view.level,
+            engine_id=self.engine.engine_id,
+            awake_bytes=view.memory.awake,
+            asleep_bytes=view.memory.asleep,
+            weight_bytes=view.memory.weights,
+            lateness=0.0 if view.is_awake else round(lateness(view, now_s, options), 3),
+            standing_s=round(standing_s, 3),
+            wake_s=round(view.wake_s, 3),
+            is_pinned=self.is_pinned,
+            is_kept_asleep=self.is_held,
+            error=self.broken_reason or self._failures.reason,
+            retry_at=time.time() + retry_in_s if retry_in_s > 0 else 0.0,
+            wake_failures=dict(self._failures.counts),
+            num_recomputed_tokens=self.num_recomputed_tokens,
+            wakes=self.costs.wakes,
+            sleeps=self.costs.sleeps,
+        )
+
+
+_PHASES = {
+    SleepLevel.AWAKE: ModelPhase.AWAKE,
+    SleepLevel.HOST_MEMORY: ModelPhase.ASLEEP,
+    SleepLevel.PROCESS: ModelPhase.ASLEEP,
+    SleepLevel.DISK: ModelPhase.ON_DISK,
+}
+
+
+def _mean(total: float, count: int) -> float:
+    return total / count if count else 0.0

@@ -1,0 +1,162 @@
+"""Memory of a device that several models share: how much is free, and how much each model may take."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from ...shared.errors import ConfigurationError
+from ...shared.swap.budget import kv_cache_bytes
+from ...shared.swap.views import DeviceView
+from ..models.formats.declared import SUFFIX
+from ..models.gguf.parts import parts_of
+from ..processes.host import free_host_bytes
+
+GIB = 1 << 30
+# Shares of the free memory that models may take together by default.
+_GPU_SHARE, _CPU_SHARE = 0.9, 0.4
+# Bytes of a process without weights and KV cache. More are reserved if it was measured to take more.
+PROCESS_BYTES = {"cpu": 128 << 20, "cuda": GIB}
+_PROCESS_STEP = 32 << 20
+# Caches leave at most this part of the budget, a quarter, to sleeping processes.
+MAX_SLEEPERS_PART = 4
+_WEIGHT_SUFFIXES = (".safetensors", ".bin")
+_SMI = ("nvidia-smi", "--format=csv,noheader,nounits")
+_SMI_TIMEOUT_S = 10.0
+# Time for memory that processes gave back to be free.
+FREE_TIMEOUT_S = 5.0
+_FREE_POLL_S = 0.1
+
+
+class ModelBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a model on a device.
+
+    Args:
+        weights: estimated by the size of its files until it was loaded.
+        cache: its KV cache, if options set it; None to derive it from the budget.
+        process: bytes reserved for its process without both.
+    """
+
+    weights: int
+    process: int
+    cache: int | None = None
+    is_pinned: bool = False
+
+
+def cache_bytes(budget: int, model: ModelBytes, others: Sequence[ModelBytes]) -> int:
+    """Return the bytes for the KV cache of a model, such that it fits with pinned models and sleeping processes.
+
+    Pinned models, and the largest other one, get equal parts of the rest after weights and processes.
+    """
+    if model.cache is not None:
+        return model.cache
+    everyone = [model, *others]
+    # Of many models the processes of the least used ones end, so not all of them are reserved for.
+    processes = [model.process, min(sum(each.process for each in others), budget // MAX_SLEEPERS_PART)]
+    pinned = [each for each in everyone if each.is_pinned]
+    movable = [each for each in everyone if not each.is_pinned]
+    if not model.is_pinned:
+        fixed = sum(
+            each.weights + cache_bytes(budget, each, [other for other in everyone if other is not each])
+            for each in pinned
+        )
+        return kv_cache_bytes(DeviceView(memory=budget - fixed), model.weights, processes)
+    taken = sum(each.weights + (each.cache or 0) for each in pinned)
+    taken += max((each.weights + (each.cache or 0) for each in movable), default=0)
+    num_parts = sum(each.cache is None for each in pinned) + any(each.cache is None for each in movable)
+    return kv_cache_bytes(DeviceView(memory=budget), taken, processes) // num_parts
+
+
+def file_bytes(model: Path) -> int:
+    """Return the size of the weights of a model folder or GGUF file on disk."""
+    if model.suffix == SUFFIX:
+        return sum(part.stat().st_size for part in parts_of(model.absolute()))
+    sizes = {
+        suffix: sum(path.stat().st_size for path in model.glob(f"*{suffix}") if path.is_file())
+        for suffix in _WEIGHT_SUFFIXES
+    }
+    # A folder may have the same weights in both formats.
+    return sizes[_WEIGHT_SUFFIXES[0]] or sizes[_WEIGHT_SUFFIXES[1]]
+
+
+def files_state(model: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return names, sizes and times of a model's files, which change when somebody repairs it; empty if it is gone."""
+    try:
+        paths = sorted(model.iterdir()) if model.is_dir() else [model]
+        states = [(path.name, path.stat()) for path in paths]
+    except OSError:
+        return ()
+    return tuple((name, state.st_size, state.st_mtime_ns) for name, state in states)
+
+
+def default_budget(visible_devices: str | None) -> int:
+    """Return the bytes that all models of a device may take together."""
+    if visible_devices is None:
+        return int(_CPU_SHARE * free_host_bytes())
+    return int(_GPU_SHARE * free_device_bytes(visible_devices))
+
+
+def default_host_budget(visible_devices: str | None, num_devices: int) -> int:
+    """Return the bytes of the host for weights of models that sleep at level 1, of one device.
+
+    None on the CPU, since weights there are in the memory of the device.
+    """
+    return 0 if visible_devices is None else free_host_bytes() // 2 // num_devices
+
+
+def free_device_bytes(visible_devices: str) -> int:
+    """Return the free bytes of a GPU, as its driver reports them.
+
+    Raises:
+        ConfigurationError: the driver's program does not answer.
+    """
+    return int(_ask_driver("memory.free", visible_devices)) << 20
+
+
+def device_name(visible_devices: str | None) -> str:
+    """Return a name of the device that is the same for all processes of this host."""
+    return "cpu" if visible_devices is None else _ask_driver("uuid", visible_devices)
+
+
+def _ask_driver(field: str, visible_devices: str) -> str:
+    command = [*_SMI, f"--query-gpu={field}", f"--id={visible_devices}"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigurationError(f"nvidia-smi does not report {field} of GPU {visible_devices}: {error}") from error
+    return result.stdout.strip()
+
+
+async def until_free(visible_devices: str | None, num_bytes: int) -> None:
+    """Wait until a GPU has this much free memory; ``FREE_TIMEOUT_S`` at most, since a load may succeed with less.
+
+    The CPU gives memory back when a process ends or frees it, so nothing is to be waited for.
+    """
+    if visible_devices is None:
+        return
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + FREE_TIMEOUT_S
+    # No event tells that a driver has freed memory.
+    while loop.time() < give_up_at and await asyncio.to_thread(free_device_bytes, visible_devices) < num_bytes:  # noqa: ASYNC110
+        await asyncio.sleep(_FREE_POLL_S)
+
+
+def reserved_bytes(reserved: int, measured: int) -> int:
+    """Return the bytes to reserve for a process: in steps and never less, so that caches seldom change their size."""
+    return max(reserved, -(-measured // _PROCESS_STEP) * _PROCESS_STEP)
+
+
+def own_bytes(pids: Sequence[int]) -> int:
+    """Return the bytes of host memory that only these processes use; those that have ended count for nothing."""
+    total = 0
+    for pid in pids:
+        try:
+            total += psutil.Process(pid).memory_full_info().uss
+        except psutil.Error:
+            continue
+    return total
