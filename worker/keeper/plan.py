@@ -159,6 +159,12 @@ def _check_alone(settings: Settings, host: HostOptions) -> None:
         raise UsageError(f"--gpus-per-engine {host.gpus_per_engine} is for one model; leave it out")
 
 
+def _check_process(process: dict[str, Any]) -> dict[str, Any]:
+    if process["standby"]:
+        raise UsageError("--standby is for one model, whose weights it shares; leave it out")
+    return process
+
+
 def _plan_model(entry: ModelEntry, placements: Sequence[Placement]) -> PlannedModel:
     fields = entry.settings.fields_of(EngineConfig)
     engine = EngineConfig(**{**fields, "device": placements[0].device, "num_engines_on_host": len(placements)})
@@ -182,7 +188,7 @@ def _plan_model(entry: ModelEntry, placements: Sequence[Placement]) -> PlannedMo
         problem = str(error)
     return PlannedModel(
         engine=engine,
-        process=entry.settings.fields_of(WorkerConfig),
+        process=_check_process(entry.settings.fields_of(WorkerConfig)),
         path=path if path is not None else _local_path(engine.model, problem),
         bytes=ModelBytes(
             weights=num_bytes,
