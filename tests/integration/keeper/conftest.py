@@ -47,10 +47,12 @@ class SharedWorker:
             await asyncio.sleep(0.02)
 
     async def device(self) -> DeviceRecord:
-        while not (devices := await read_devices(self._execute, self._keys)):
+        """Return the record of this worker's device, waiting for it."""
+        while True:
+            for device in await read_devices(self._execute, self._keys):
+                if f"-{self.started.process.pid}-" in device.worker_id:
+                    return device
             await asyncio.sleep(0.02)
-        (device,) = devices
-        return device
 
     async def model(self, name: str) -> DeviceModel:
         return next(model for model in (await self.device()).models if model.name == name)

@@ -55,11 +55,11 @@ async def test_an_engine_that_slept_starts_asleep_however_often_it_dies(start_ho
     for num_restarts in (2, 3):
         host.process(0).kill()
         await host.until_restarted(0, num_restarts)
-        assert host.engines[0].process._config.starts_asleep == 2
+        assert host.engines[0].process.config.starts_asleep == 2
     host.tell(0, "refuse")
     host.process(0).kill()
     await eventually(lambda: host.engines[0].death and host.engines[0].death.reason == "there is no such model")
-    assert host.engines[0].process._config.starts_asleep == 2
+    assert host.engines[0].process.config.starts_asleep == 2
 
 
 async def test_claims_are_back_before_the_next_life(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:
