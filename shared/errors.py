@@ -241,6 +241,12 @@ class QuotaExceededError(RefusedForNowError):
     code = "quota_exceeded"
 
 
+class InsufficientQuotaError(RefusedForNowError):
+    """A budget of the tenant or of its API key is used up until ``retry_after_s`` from now."""
+
+    code = "insufficient_quota"
+
+
 class BrokerError(PenstockError):
     """Redis answered in a way the protocol does not allow."""
 
@@ -257,6 +263,12 @@ class RequestFailedError(PenstockError):
         if code is not None:
             self.code = code
         self.retryable = retryable
+
+
+class BudgetSpentError(RequestFailedError):
+    """A budget of its tenant or API key was used up while the request waited to be started."""
+
+    code = "insufficient_quota"
 
 
 class PoisonRequestError(RequestFailedError):
@@ -355,6 +367,7 @@ _BY_CODE: dict[str, type[PenstockError]] = {
         UnsupportedParameterError,
         UnsupportedTaskError,
         PoisonRequestError,
+        BudgetSpentError,
         DamagedRecordError,
         EngineDeadError,
         EngineStateError,

@@ -13,6 +13,8 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     key                                    type      lives
     NS:models                              hash      for ever; model name -> ModelCard
     NS:forgotten_models                    set       models that were forgotten, whose ledgers remain; for ever
+    NS:budgets                             hash      tenant, key and period -> Budget; until removed
+    NS:budgets:synced                      string    that the budgets of all models were just compared; expires
     NS:engines                             set       engine ids; dead ones are dropped by whoever lists them
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
     NS:devices                             set       ids of devices that several models share; as engines
@@ -99,6 +101,8 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:{MODEL}:events                      stream    moves of requests; the last events_kept of the policy
     NS:{MODEL}:series:STEP:START           hash      counts of those seconds; a day, a week or 90 days
     NS:{MODEL}:ledger:STEP:START           hash      tenant, key and adapter -> their use; 90 days, and 3 years
+    NS:{MODEL}:budgets                     hash      budgets of all tenants as its scripts read them; as NS:budgets
+    NS:{MODEL}:budget_spent                hash      budget -> start of its period, spent here, elsewhere; as those
     NS:{MODEL}:series_writer:WRITER        string    number of the last addition of a process; an hour
     NS:{MODEL}:outbox                      stream    ends of requests that have a webhook, until a job takes them
     NS:{MODEL}:ends:ID                     hash      answers to a request with a webhook that have ended, until all have
@@ -153,6 +157,12 @@ class Keys:
 
     def forgotten_models(self) -> str:
         return f"{self.namespace}:forgotten_models"
+
+    def budgets(self) -> str:
+        return f"{self.namespace}:budgets"
+
+    def budgets_synced(self) -> str:
+        return f"{self.namespace}:budgets:synced"
 
     def engines(self) -> str:
         return f"{self.namespace}:engines"

@@ -40,6 +40,7 @@ COMMANDS = {
     "audit": ".access.audit.COMMAND",
     "operator": ".access.keys.OPERATOR",
     "usage": ".access.usage.COMMAND",
+    "budget": ".access.budget.COMMAND",
     "gateway": ".servers.gateway.COMMAND",
     "keys": ".access.keys.KEYS",
     "metrics": ".servers.metrics.COMMAND",

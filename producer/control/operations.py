@@ -14,6 +14,8 @@ from ...shared.deployment.audit import Audit
 from ...shared.errors import ConfigurationError, RequestNotFoundError
 from ...shared.keys import Keys
 from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
+from ...shared.partitions.budgets import BudgetStore
+from ...shared.queue.budgets import Budget
 from ...shared.queue.lifecycle import RequestState
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from ...shared.values.shown import shown
@@ -60,6 +62,19 @@ class Operations:
             queue = await self._queue(model)
             details |= await _policy_changes(queue.policy, policy)
             await queue.configure(policy)
+
+    async def set_budget(self, budget: Budget) -> None:
+        """Set a budget; see ``BudgetStore.set_budget``."""
+        limit = f"{budget.limit:g} {budget.unit} per {budget.period}"
+        async with self.audit.audited("budget.set", budget.tenant, key=budget.key_name, limit=limit):
+            await BudgetStore(self._connection, self._keys).set_budget(budget)
+
+    async def remove_budget(self, budget: Budget) -> bool:
+        """Remove a budget by its tenant, key and period; see ``BudgetStore.remove_budget``."""
+        details = {"key": budget.key_name, "period": budget.period}
+        async with self.audit.audited("budget.remove", budget.tenant, **details) as details:
+            details["found"] = existed = await BudgetStore(self._connection, self._keys).remove_budget(budget.name)
+            return existed
 
     async def configure_tenant(self, model: str, tenant: str, policy: TenantPolicy | None) -> None:
         """Set a tenant's policy; see ``Queue.configure_tenant``."""

@@ -17,11 +17,9 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import ConfigurationError, ValidationError
 from ...shared.keys import Keys
 from ...shared.partitions import read_ledger
+from ...shared.partitions.budgets import ledger_models
+from ...shared.queue.budgets import ANY_MODEL, TOKENS_PER_PRICE, Price
 from ...shared.values.shown import shown
-
-# Prices of all models that the file does not name.
-ANY_MODEL = "*"
-TOKENS_PER_PRICE = 1_000_000
 
 
 class Grouping(enum.StrEnum):
@@ -35,33 +33,6 @@ class Grouping(enum.StrEnum):
     HOUR = "hour"
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prices of a million tokens of a model. ``input`` is of prompt tokens that were not cached, also of embeddings.
-
-    ``cached`` is ``input`` if it is left out.
-    """
-
-    input: float = 0.0
-    cached: float | None = None
-    output: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be at least 0")
-
-    @property
-    def of_cached(self) -> float:
-        return self.input if self.cached is None else self.cached
-
-    def cost(self, sums: LedgerSums) -> float:
-        """Return the cost of some usage."""
-        num_input = sums.prompt + sums.embedding - sums.cached
-        parts = num_input * self.input, sums.cached * self.of_cached, sums.output * self.output
-        return math.fsum(parts) / TOKENS_PER_PRICE
-
-
 class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of prices, by the names of models; those of "*" are of all other models.
 
@@ -71,7 +42,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     currency: str = ""
     models: dict[str, Price] = {}
 
-    def of(self, model: str) -> Price | None:
+    def price_of(self, model: str) -> Price | None:
         """Return the prices of a model; None if the file has none."""
         return self.models.get(model, self.models.get(ANY_MODEL))
 
@@ -88,10 +59,10 @@ class Usage(msgspec.Struct, kw_only=True):
     sums: LedgerSums = msgspec.field(default_factory=LedgerSums)
     cost: float | None = 0.0
 
-    def add(self, sums: LedgerSums, price: Price | None) -> None:
+    def accumulate(self, sums: LedgerSums, price: Price | None) -> None:
         """Add usage of a model with these prices."""
-        self.sums.add(sums)
-        self.cost = None if self.cost is None or price is None else self.cost + price.cost(sums)
+        self.sums.accumulate(sums)
+        self.cost = None if self.cost is None or price is None else self.cost + cost_of(sums, price)
 
 
 class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +87,13 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     def selects(self, row: LedgerRow) -> bool:
         return self.tenant in (None, row.tenant) and self.key_name in (None, row.key_name)
+
+
+def cost_of(sums: LedgerSums, price: Price) -> float:
+    """Return the cost of some usage."""
+    num_input = sums.prompt + sums.embedding - sums.cached
+    parts = num_input * price.input, sums.cached * price.of_cached, sums.output * price.output
+    return math.fsum(parts) / TOKENS_PER_PRICE
 
 
 def read_prices(path: Path) -> Prices:
@@ -150,13 +128,6 @@ def show_time(at: int, step_s: int = DAY_S) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d" if step_s == DAY_S else "%Y-%m-%dT%H")
 
 
-async def ledger_models(connection: CommandConnection, keys: Keys) -> list[str]:
-    """Return the names of all models that may have a ledger, also forgotten ones."""
-    commands = ("HKEYS", keys.models()), ("HKEYS", keys.awaited_models()), ("SMEMBERS", keys.forgotten_models())
-    lists = await asyncio.gather(*(connection.execute(*command) for command in commands))
-    return sorted({name.decode() for names in lists for name in names})
-
-
 async def read_usage(
     connection: CommandConnection, keys: Keys, query: UsageQuery, prices: Prices | None = None
 ) -> list[Usage]:
@@ -177,7 +148,7 @@ async def read_usage(
         for row in filter(query.selects, rows):
             group, name = _group(query, model, row)
             usage = groups.setdefault((group, name), Usage(group=group, name=name))
-            usage.add(row.sums, prices.of(model))
+            usage.accumulate(row.sums, prices.price_of(model))
     return [groups[key] for key in sorted(groups)]
 
 
@@ -185,7 +156,7 @@ def total_of(usages: Sequence[Usage]) -> Usage:
     """Return the sum of groups."""
     total = Usage(group="total")
     for usage in usages:
-        total.sums.add(usage.sums)
+        total.sums.accumulate(usage.sums)
         total.cost = None if total.cost is None or usage.cost is None else total.cost + usage.cost
     return total
 

@@ -68,9 +68,11 @@ class JobContext:
         )
         # Batches use at most half of the slots, because each occupies its slot for long.
         self.batch_slots = TenantSlots(settings.max_jobs // 2, settings.max_jobs)
-        events = EventStore(self.connection, self.keys, self.agenda)
-        self.outbox = Outbox(self.connection, self.keys, events)
-        self.delivery = Delivery(self.connection, self.keys, events, settings.webhooks, settings.max_jobs)
+        self.events = EventStore(self.connection, self.keys, self.agenda)
+        # Ids of the events of budgets that this process has created.
+        self.budget_events: set[str] = set()
+        self.outbox = Outbox(self.connection, self.keys, self.events)
+        self.delivery = Delivery(self.connection, self.keys, self.events, settings.webhooks, settings.max_jobs)
         self._presence = Presence(self.connection, self.keys, ProcessKind.JOBS, {"queue": settings.queue})
 
     @classmethod

@@ -26,6 +26,7 @@ from ...shared.process.log import get_logger
 from ..background.agenda import DueItem
 from ..batches import run_batch
 from ..webhooks.event_store import DELIVER
+from .budget_warnings import warn_of_budgets
 from .context import CutOffError, JobContext, run_held
 from .generation import ARQ_JOB
 from .settings import JOB_TIMEOUT_S
@@ -107,7 +108,7 @@ async def _collect_ends(context: JobContext) -> None:
 
 
 # Run at every sweep, to add new work to the agenda.
-COLLECTORS: tuple[Collector, ...] = (_collect_ends, collect_batches)
+COLLECTORS: tuple[Collector, ...] = (_collect_ends, collect_batches, warn_of_budgets)
 
 
 async def sweep(ctx: dict[str, Any]) -> None:

@@ -191,6 +191,8 @@ _STATUS_OF: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.InputClosedError, 409, "invalid_request_error", "input_closed"),
     (errors.QueueFullError, 429, "requests", "queue_full"),
     (errors.QuotaExceededError, 429, "requests", "rate_limit_exceeded"),
+    (errors.InsufficientQuotaError, 429, "insufficient_quota", "insufficient_quota"),
+    (errors.BudgetSpentError, 429, "insufficient_quota", "insufficient_quota"),
     (errors.RedisFullError, 503, "server_error", "redis_full"),
     (errors.RedisUnavailableError, 503, "server_error", "queue_unavailable"),
     (errors.ClientClosedError, 503, "server_error", "shutting_down"),

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..errors import (
+    InsufficientQuotaError,
     PenstockError,
     QueueFullError,
     QuotaExceededError,
@@ -22,6 +23,9 @@ NEW = "new"
 UNSERVED = "unserved"
 RELAID = "relaid"
 LEFT = "left"
+
+# Time after which a caller may try again if a budget is never renewed, since an operator may raise it.
+NEVER_RENEWED_S = 86_400.0
 
 _encoder = msgspec.msgpack.Encoder()
 _QUOTAS = {
@@ -93,8 +97,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def account(self) -> str | None:
-        """Its fields of the ledger besides the tenant; None if they are empty."""
-        return f"{self.key_name}\n{self.adapter_name}" if self.key_name or self.adapter_name else None
+        """Its fields of the ledger besides the tenant (``ledger.lua``); None if they are empty."""
+        account = f"{self.key_name}\n{self.adapter_name}" + ("\n1" if self.is_sibling else "")
+        return None if account == "\n" else account
 
     @property
     def num_bytes(self) -> int:
@@ -137,10 +142,10 @@ def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
 def _optional_fields(entry: Entry, places: dict[ImageInput, int]) -> tuple[Any, ...]:
     """Return the fields that most entries leave empty, and omit."""
     digests = (entry.digests, " ".join(entry.own_digests)) if entry.digests else ()
-    if entry.images or entry.adapter or entry.account or entry.is_sibling:
+    if entry.images or entry.adapter or entry.account:
         images = [(image.digest, places[image]) for image in entry.images] or None
         place = entry.layout, entry.may_have_left, entry.adapter or None
-        return (*(digests or (None, None)), *place, images, entry.account, entry.is_sibling or None)
+        return (*(digests or (None, None)), *place, images, entry.account)
     return (*(digests or (None, None)), entry.layout, entry.may_have_left) if entry.layout else digests
 
 
@@ -156,6 +161,8 @@ def read_answer(entry: Entry, answer: bytes | list[Any]) -> str | PenstockError:
     if kind == b"given_up":
         code, _, message = answer[1].decode().partition(" ")
         return from_wire(code, message, retryable=False)
+    if kind == b"over_budget":
+        return budget_refusal(shown(entry.tenant), answer)
     limit, retry_after_s = answer[-2], answer[-1] / 1000
     if kind == b"queue_full":
         scope, unit = answer[1].decode(), answer[2].decode()
@@ -170,6 +177,22 @@ def read_answer(entry: Entry, answer: bytes | list[Any]) -> str | PenstockError:
     return QuotaExceededError(
         f"tenant {shown(entry.tenant)} is over its quota of {limit} {_QUOTAS[quota]} ({quota}); try again in "
         f"{retry_after_s:.1f} s",
+        retry_after_s=retry_after_s,
+    )
+
+
+def budget_refusal(tenant: str, answer: list[Any]) -> InsufficientQuotaError:
+    """Return the error of a refusal of ``budgets.lua``. ``tenant`` is as people read it."""
+    scope, period, unit, limit = (word.decode() for word in answer[1:5])
+    owner = f"tenant {tenant}" if scope == "tenant" else f"this API key of tenant {tenant}"
+    if answer[5] < 0:
+        end, retry_after_s = "it is not renewed", NEVER_RENEWED_S
+    else:
+        retry_after_s = answer[5] / 1000
+        end = f"it is renewed in {retry_after_s:.0f} s"
+    per = "" if period == "all" else f" per {period}"
+    return InsufficientQuotaError(
+        f"the budget of {owner} is used up: {limit} {unit}{per}; {end}, or raise it with 'penstock budget set'",
         retry_after_s=retry_after_s,
     )
 

@@ -131,7 +131,8 @@ class Broker:
 
         Returns for each ``NEW``, ``UNSERVED``, the state of the request that already has the id, ``RELAID`` or ``LEFT``
         (to callers that use partitions, see ``shared/partitions/``), or the error of its refusal: ``QueueFullError``,
-        ``QuotaExceededError``, ``ValidationError`` of an unknown band, ``RequestConflictError``.
+        ``QuotaExceededError``, ``InsufficientQuotaError``, ``ValidationError`` of an unknown band,
+        ``RequestConflictError``.
 
         Raises:
             RedisFullError: Redis has no memory left; nothing was enqueued.

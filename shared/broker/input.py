@@ -11,6 +11,7 @@ from ..errors import BrokerError, InputClosedError, PayloadTooLargeError, Reques
 from ..keys import ModelKeys
 from ..messages.requests import InputChunk
 from ..values.shown import shown
+from .admission import budget_refusal
 from .script import refusing_damage, run_script
 
 # Limits of one request, in addition to its first chunk, whose size is limited as that of every request.
@@ -52,6 +53,7 @@ class RequestInput:
             InputClosedError: it has ended, or its input was closed.
             PayloadTooLargeError: its input would exceed ``max_chunks`` or ``max_bytes``.
             ValidationError: it is not resumable, or has another chunk of that number.
+            InsufficientQuotaError: a budget of its tenant or API key is used up.
             BrokerError: a chunk before this one is missing.
         """
         answer = await self._run_on_request(
@@ -98,6 +100,8 @@ class RequestInput:
 
 def _input_refusal(request_id: str, number: int, answer: list[Any]) -> Exception:
     kind = answer[0].decode()
+    if kind == "over_budget":
+        return budget_refusal(f"of request {shown(request_id)}", answer)
     if kind == "not_resumable":
         return ValidationError(
             f"request {shown(request_id)} is not resumable: only a request with resumable=True accepts chunks"

@@ -53,7 +53,7 @@ class LedgerSums(msgspec.Struct, kw_only=True):
     def num_requests(self) -> int:
         return self.finished + self.cancelled + self.expired + self.failed + self.parked
 
-    def add(self, other: LedgerSums) -> None:
+    def accumulate(self, other: LedgerSums) -> None:
         """Add the sums of other requests."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -107,12 +107,12 @@ class Ledger:
             for keys in self._parts:
                 args = [step_s, *part]
                 hashes = await run_script(self._connection, keys, "read_ledger", [keys.leases], args)
-                rows += [row for at, flat in zip(part, hashes, strict=True) for row in _rows(at, flat)]
+                rows += [row for at, flat in zip(part, hashes, strict=True) for row in _ledger_rows(at, flat)]
         rows.sort(key=lambda row: row.at)
         return rows
 
 
-def _rows(at: int, flat: Sequence[bytes]) -> Iterable[LedgerRow]:
+def _ledger_rows(at: int, flat: Sequence[bytes]) -> Iterable[LedgerRow]:
     for field, value in zip(flat[::2], flat[1::2], strict=True):
         names = field.decode(errors="replace").split("\n")
         try:

@@ -19,6 +19,7 @@ from ...shared.deployment.records import DeathCause
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.partitions import Layout, read_layouts
+from ...shared.partitions.budgets import sync_if_due
 from ...shared.process.side_by_side import SideBySide
 from ...shared.values.names import partition_name
 from ..config.worker_config import WorkerConfig
@@ -30,6 +31,9 @@ ROUNDS_PER_LIST = 10
 MAX_RECLAIM_TRIES = 30
 RECLAIM_PAUSE_S = 1.0
 PARTITION_PATIENCE_S = 3.0
+
+# Name of the synchronization of budgets among the models to reap.
+BUDGETS = ""
 
 log = structlog.get_logger()
 
@@ -57,13 +61,13 @@ class Reaper:
         A reaper treats each partition of a model as a model of its own.
         """
         partitions: list[str] = []
-        reaping = SideBySide(self._reap)
+        reaping = SideBySide(self._reap_or_sync)
         try:
             for num_rounds in itertools.count():
                 try:
                     if num_rounds % ROUNDS_PER_LIST == 0 or not partitions:
                         partitions = await self._list()
-                    self._log_new_errors(await reaping.round(partitions, REAP_INTERVAL_S))
+                    self._log_new_errors(await reaping.round([*partitions, BUDGETS], REAP_INTERVAL_S))
                 except Exception as error:
                     self._log_new_errors([error])
                 await asyncio.sleep(REAP_INTERVAL_S)
@@ -137,6 +141,12 @@ class Reaper:
             log.warning("redis_clock_set_back", by_s=self._listed_at_s - now_s)
             await drop_overdue(self._connection.execute, self._keys)
         self._listed_at_s = now_s
+
+    async def _reap_or_sync(self, name: str) -> None:
+        if name == BUDGETS:
+            await sync_if_due(self._connection, self._keys)
+        else:
+            await self._reap(name)
 
     async def _reap(self, model: str) -> None:
         cause = DeathCause(engine_id="", reason="its lease ended: its host, its process or its way to Redis is gone")

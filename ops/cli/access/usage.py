@@ -1,4 +1,4 @@
-"""``penstock usage``: what tenants, keys, models and adapters have used, and what it costs."""
+"""``penstock usage``: the use of tenants, keys, models and adapters, and its cost."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ async def _show_usage(
         writer.writeheader()
         writer.writerows(rows)
     elif usages:
-        print(_table(usages, query, prices))
+        print(_usage_table(usages, query, prices))
     else:
         print("nothing was used in this time")
 
 
-def _names(usage: Usage, query: UsageQuery) -> dict[str, str]:
+def _group_names(usage: Usage, query: UsageQuery) -> dict[str, str]:
     """Return the columns that name a group."""
     if query.by is Grouping.KEY:
         return {"tenant": usage.group, "key": usage.name}
@@ -89,22 +89,26 @@ def _names(usage: Usage, query: UsageQuery) -> dict[str, str]:
 
 def _as_dict(usage: Usage, query: UsageQuery, *, has_costs: bool) -> dict[str, object]:
     costs = {"cost": usage.cost} if has_costs else {}
-    return {**_names(usage, query), **msgspec.structs.asdict(usage.sums), **costs}
+    return {**_group_names(usage, query), **msgspec.structs.asdict(usage.sums), **costs}
 
 
-def _table(usages: Sequence[Usage], query: UsageQuery, prices: Prices | None) -> str:
-    header = [*(name.upper() for name in _names(usages[0], query)), "REQUESTS", *(name.upper() for name in _COLUMNS)]
+def _usage_table(usages: Sequence[Usage], query: UsageQuery, prices: Prices | None) -> str:
+    header = [
+        *(name.upper() for name in _group_names(usages[0], query)),
+        "REQUESTS",
+        *(name.upper() for name in _COLUMNS),
+    ]
     header += [] if prices is None else [f"COST {prices.currency}".strip()]
-    rows = [_row(usage, query, prices) for usage in usages]
+    rows = [_usage_row(usage, query, prices) for usage in usages]
     if len(usages) > 1:
-        rows.append(_row(total_of(usages), query, prices))
+        rows.append(_usage_row(total_of(usages), query, prices))
     return format_table(tuple(header), rows)
 
 
-def _row(usage: Usage, query: UsageQuery, prices: Prices | None) -> tuple[str, ...]:
+def _usage_row(usage: Usage, query: UsageQuery, prices: Prices | None) -> tuple[str, ...]:
     counts = [usage.sums.num_requests, *(getattr(usage.sums, name) for name in _COLUMNS)]
     cost = () if prices is None else ("no price" if usage.cost is None else f"{usage.cost:,.4f}",)
-    names = (name or "-" for name in _names(usage, query).values())
+    names = (name or "-" for name in _group_names(usage, query).values())
     return (*names, *(f"{count:,}" for count in counts), *cost)
 
 

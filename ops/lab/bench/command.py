@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ....shared.process.command_line import Command, UsageError
 
-QUEUE_ROWS = ("enqueue", "scale", "fairness", "idle", "fleet", "costs", "figures", "follow")
+QUEUE_ROWS = ("enqueue", "scale", "fairness", "idle", "fleet", "costs", "figures", "ledger", "follow")
 _ENGINE_ROWS = ("engine", "adapter", "gateway", "growth", "sessions", "pooling", "lora", "speculation")
 ROWS = (*_ENGINE_ROWS, "durability", "recovery", *QUEUE_ROWS)
 PEERS = ("vllm", "transformers", "llama")

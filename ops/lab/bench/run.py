@@ -41,6 +41,7 @@ from .queue.figures import measure_figures
 from .queue.fleet import measure_fleet
 from .queue.follow import measure_follow
 from .queue.idle import measure_idle
+from .queue.ledger import measure_ledger
 from .queue.recovery import measure_recovery, measure_standby_memory
 from .queue.scale import measure_scale
 from .report import BANDWIDTH, BenchReport, all_goals, engine_label, machine, print_report, versions, write_report
@@ -254,6 +255,7 @@ def _queue_rows(options: BenchOptions, report: BenchReport) -> Iterator[tuple[st
         "fleet": ("waking engines, one to 1,000 …", partial(measure_fleet, seed=options.seed)),
         "costs": ("what Redis spends on a request and a delta …", measure_costs),
         "figures": ("what events and series cost …", measure_figures),
+        "ledger": ("what the ledger and budgets cost …", measure_ledger),
     }
 
     def fill(name: str, measure: Callable[[], object]) -> None:

@@ -55,7 +55,7 @@ class LedgerLoad:
         }
         self.ends: Counter[str] = Counter()
 
-    async def run(self, should_continue: Callable[[], bool]) -> None:
+    async def run_while(self, should_continue: Callable[[], bool]) -> None:
         """Run requests of all kinds while ``should_continue`` is true."""
         async with self._store:
             await asyncio.gather(*(self._work(should_continue) for _ in range(NUM_AT_ONCE)))

@@ -75,19 +75,19 @@ async def read_books(connection: CommandConnection, keys: Keys, model: str, num_
     for step_s in RETAINED_S:
         sums: Books = defaultdict(LedgerSums)
         for row in await ledger.read(end - RETAINED_S[HOUR_S], end, step_s=step_s):
-            sums[row.tenant, row.key_name, row.adapter].add(row.sums)
+            sums[row.tenant, row.key_name, row.adapter].accumulate(row.sums)
         books.append(sums)
     if books[0] != books[1]:
         raise AssertionError(f"hours and days of the ledger differ: {books}")
     return books[0]
 
 
-def joined(checks: Sequence[LedgerCheck]) -> LedgerCheck:
+def joined_checks(checks: Sequence[LedgerCheck]) -> LedgerCheck:
     """Return the checks of several models as one."""
     ledger, records = LedgerSums(), LedgerSums()
     for check in checks:
-        ledger.add(check.ledger)
-        records.add(check.records)
+        ledger.accumulate(check.ledger)
+        records.accumulate(check.records)
     return LedgerCheck(
         num_requests=sum(check.num_requests for check in checks),
         num_live=sum(check.num_live for check in checks),
@@ -107,7 +107,7 @@ def shown_sums(sums: LedgerSums) -> str:
 def _total(books: Books) -> LedgerSums:
     total = LedgerSums()
     for sums in books.values():
-        total.add(sums)
+        total.accumulate(sums)
     return total
 
 
@@ -136,10 +136,10 @@ async def _count_request(
         return False
     log = [_decode(record) for record in await connection.execute("LRANGE", model_keys.log(request_id), 0, -1)]
     events = await RequestHistory(connection, model_keys).history(request_id)
-    key_name, adapter = fields.get("account", b"\n").decode().split("\n")
+    key_name, adapter, *sibling = fields.get("account", b"\n").decode().split("\n")
     num_images = len(fields.get("images", b"").split())
-    sums = recorded_sums(state, log, events, num_images=num_images, is_sibling="sibling" in fields)
-    books[fields["tenant"].decode(), key_name, adapter].add(sums)
+    sums = recorded_sums(state, log, events, num_images=num_images, is_sibling=bool(sibling))
+    books[fields["tenant"].decode(), key_name, adapter].accumulate(sums)
     return True
 
 

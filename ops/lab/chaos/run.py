@@ -30,7 +30,7 @@ from ..bench.report import machine, versions
 from ..clusters.sentinel_trio import SentinelTrio
 from .disturber import Disturber
 from .ledger_load import LedgerLoad
-from .ledger_records import LedgerCheck, check_ledger, joined, shown_sums
+from .ledger_records import LedgerCheck, check_ledger, joined_checks, shown_sums
 from .load import LoadResult, OnDelta, run_load
 from .options import ChaosOptions
 from .owner_watch import OwnerWatch
@@ -214,7 +214,7 @@ async def _under_fire(
     is_loading = True
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         others = LedgerLoad(connect, stack.url, Path(folder), models, options.seed)
-        ending = asyncio.create_task(others.run(lambda: is_loading))
+        ending = asyncio.create_task(others.run_while(lambda: is_loading))
         try:
             result = await _load_stack(stack, requests, options, "chaos", on_delta, go_on)
         finally:
@@ -237,7 +237,7 @@ async def _check_ledger(stack: LocalStack, models: list[str], num_partitions: in
             while any(check.num_live for check in checks):
                 await asyncio.sleep(1.0)
                 checks = [await check_ledger(commands, Keys(), model, num_partitions) for model in models]
-        return joined(checks)
+        return joined_checks(checks)
     finally:
         await commands.close()
 

@@ -68,12 +68,12 @@ async def retrieve_usage(request: Request) -> Response:
         usages = await read_usage(gateway.connection, Keys(gateway.settings.namespace), query)
     except ValidationError as error:
         raise bad_field("from", str(error)) from error
-    entries = [_entry(usage, query) for usage in usages]
+    entries = [_usage_entry(usage, query) for usage in usages]
     page = UsagePage(tenant=tenant, by=by, start_time=query.start, end_time=query.end, data=entries)
     return json_response(page)
 
 
-def _entry(usage: Usage, query: UsageQuery) -> UsageEntry:
+def _usage_entry(usage: Usage, query: UsageQuery) -> UsageEntry:
     has_name = query.by in (Grouping.KEY, Grouping.ADAPTER)
     sums = usage.sums
     return UsageEntry(
@@ -88,7 +88,7 @@ def _entry(usage: Usage, query: UsageQuery) -> UsageEntry:
     )
 
 
-def _parameter(name: str, description: str) -> dict[str, object]:
+def _query_parameter(name: str, description: str) -> dict[str, object]:
     return {"name": name, "in": "query", "description": description, "schema": {"type": "string"}}
 
 
@@ -101,10 +101,12 @@ OPERATIONS = (
         response=UsagePage,
         statuses=(400,),
         parameters=(
-            _parameter("by", f"One of {', '.join(_GROUPINGS)}; day by default."),
-            _parameter("from", "First day or hour of UTC, as 2026-11-28 or 2026-11-28T10; 30 days ago by default."),
-            _parameter("to", "Last day or hour; today by default."),
-            _parameter("model", "Only of this model."),
+            _query_parameter("by", f"One of {', '.join(_GROUPINGS)}; day by default."),
+            _query_parameter(
+                "from", "First day or hour of UTC, as 2026-11-28 or 2026-11-28T10; 30 days ago by default."
+            ),
+            _query_parameter("to", "Last day or hour; today by default."),
+            _query_parameter("model", "Only of this model."),
         ),
     ),
 )

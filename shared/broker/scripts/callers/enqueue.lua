@@ -3,7 +3,7 @@
 -- the bytes of images.
 -- A request is an array: id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, max, deadline_ms,
 -- timeout_ms, is_resumable, webhook, webhook_of, webhook_n, digests, own_digests, layout, may_have_left, adapter,
--- images, account, is_sibling.
+-- images, account.
 --   client           empty if the request is detached
 --   call             token of the call; if the caller chose the id, the digests of CONTENT follow, each after a space
 --   band             empty for the policy's default
@@ -17,13 +17,13 @@
 --                    (shared/partitions/)
 --   adapter          digest of its adapter, or nil
 --   images           nil, or pairs of a digest and the index of its bytes among those of this call
---   account, is_sibling    as in ledger.lua, or nil
+--   account          as in ledger.lua, or nil
 -- Returns one answer each: 'new'; 'unserved' if it must not wait and no engine is alive; or the state of the request
 -- that already has this id: the caller attaches to it. A repeated call is 'new' again. {'conflict', field}: the request
 -- with this id differs in a field, and the caller must not attach to it. 'relaid': this partition has another layout.
 -- 'left': the tenant has another partition. Other refusals are lists: {'unknown_band', names}, {'queue_full', scope,
--- unit, limit, retry_after_ms}, {'over_quota', quota, limit, retry_after_ms}, or {'given_up', error}: every device has
--- given the model up (homes.lua).
+-- unit, limit, retry_after_ms}, {'over_quota', quota, limit, retry_after_ms}, {'given_up', error}: every device has
+-- given the model up (homes.lua), or that of budgets.lua.
 local prefix, queue, answers = ARGV[1], ARGV[1] .. 'queue', {}
 -- Time to live of the marks of an engine, in case a damaged record leaves one behind.
 local WARM_FOR_TTL_MS = 600000
@@ -240,6 +240,7 @@ local function decide(request, payload)
   local policy, tokens = tenant_policy(prefix, tenant), prompt + most
   local refusal = refusal_if_full('model', queue, queue_policy(prefix), tokens)
     or refusal_if_full('tenant', prefix .. 'tenant:' .. tenant, policy, tokens) or refusal_if_over_quota(tenant, policy)
+    or budgets.refusal(prefix, tenant, request[23])
   if refusal then return refusal end
   local due = due_at(deadline_ms, timeout_ms)
   count_accepted(queue, tokens)
@@ -252,7 +253,7 @@ end
 
 local function enter(request, payload, band, due)
   local id, ttl_ms, client, _, fail_fast, call, tenant, _, prompt, most, _, timeout_ms, is_resumable, webhook, webhook_of,
-    webhook_n, digests, own_digests, _, _, adapter, images, account, is_sibling = unpack(request, 1, 24)
+    webhook_n, digests, own_digests, _, _, adapter, images, account = unpack(request, 1, 23)
   local record = {'epoch', '0', 'ttl', ttl_ms, 'call', call, 'prompt', prompt, 'max', most}
   if due then append_all(record, 'deadline', due) end
   if timeout_ms then append_all(record, 'timeout', timeout_ms) end
@@ -264,7 +265,6 @@ local function enter(request, payload, band, due)
   end
   if images then append_all(record, 'images', store_images(id, images)) end
   if account then append_all(record, 'account', account) end
-  if is_sibling then append_all(record, 'sibling', 1) end
   if webhook then append_all(record, 'webhook', webhook) end
   if webhook_of then append_all(record, 'webhook_of', webhook_of, 'webhook_n', webhook_n) end
   -- The first answer comes first, so existing ends are of an earlier request with this id, which was accepted in part.

@@ -5,11 +5,11 @@
 -- its enqueue.
 -- Returns nil if there is no such request, else a list: {'added'}; {'known'}: the call was repeated; or the reason of a
 -- refusal: {'not_resumable'}, {'ended', state}, {'closed'}, {'other_chunk'}: it has another chunk of that number,
--- {'gap', number of the next}, {'full', unit, limit}.
+-- {'gap', number of the next}, {'full', unit, limit}, or that of budgets.lua.
 local prefix, id, number, chunk = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local key, input, queue = KEYS[1], prefix .. 'input:' .. id, prefix .. 'queue'
 local request = fields_of(key, 'state', 'chunks', 'closed', 'input_bytes', 'entry', 'tenant', 'band', 'prompt', 'max',
-  'count')
+  'count', 'account')
 local state, num_chunks, num_bytes = request.state, whole(request.chunks or '0'), (whole(request.input_bytes) or 0) + #chunk
 if not state then return nil end
 local is_sound = MOVES[state] and num_chunks and whole(request.prompt) and whole(request.max) and request.tenant and request.band
@@ -28,6 +28,8 @@ if number > num_chunks then return {'gap', num_chunks} end
 if number > tonumber(ARGV[7]) then return {'full', 'chunks', tonumber(ARGV[7])} end
 if num_bytes > tonumber(ARGV[8]) then return {'full', 'bytes', tonumber(ARGV[8])} end
 
+local refusal = budgets.refusal(prefix, request.tenant, request.account)
+if refusal then return refusal end
 redis.call('RPUSH', input, chunk)
 redis.call('HSET', key, 'chunks', num_chunks + 1, 'input_bytes', num_bytes)
 redis.call('HINCRBY', key, 'prompt', ARGV[5])

@@ -87,7 +87,7 @@ end
 -- Return the fields of a request, with id and payload. is_sound: whether they are valid, and the request is queued.
 local function read_request(id, payload)
   local request = fields_of(prefix .. 'request:' .. id, 'state', 'count', 'prompt', 'max', 'deadline', 'acquittals',
-    'entry', 'arrived_at', 'epoch', 'attempts', 'tenant', 'band', 'line', 'digests', 'warm', 'adapter', 'died', 'again')
+    'entry', 'arrived_at', 'epoch', 'attempts', 'tenant', 'band', 'line', 'digests', 'warm', 'adapter', 'past')
   local prompt, most = whole(request.prompt), whole(request.max)
   request.is_sound = prompt and most and whole(request.count) and whole(request.epoch)
     and (not request.attempts or whole(request.attempts)) and (not request.deadline or whole(request.deadline))
@@ -102,6 +102,19 @@ local function end_if_due(request)
   local is_due = request.deadline and tonumber(request.deadline) <= time_ms
   if is_due then stop_request(prefix, request.id, 'expired') end
   return is_due
+end
+
+-- End a request that was never claimed if a budget is used up: only requests that run already may exceed it.
+local function end_if_over_budget(request)
+  if not budgets.exist(prefix) then return false end
+  local account = fields_of(prefix .. 'request:' .. request.id, 'account').account
+  local refusal = budgets.refusal(prefix, request.tenant, account)
+  if refusal then
+    local _, scope, period, unit, limit = unpack(refusal)
+    end_request(prefix, request.id, 'failed', 'error', 'insufficient_quota', 'the budget of its ' .. scope .. ' is used up: '
+      .. limit .. ' ' .. unit .. (period == 'all' and '' or ' per ' .. period))
+  end
+  return refusal ~= nil
 end
 
 -- Claim a request. charged is the number of tokens its tenant is charged, at its first claim only.
@@ -128,10 +141,11 @@ local function claim_request(request, request_tokens, charged, is_suspect)
   else
     move(key, request.state, 'claimed', 'epoch', epoch_digits, 'attempts', attempts, 'engine', engine,
       'claimed_count', count, 'held_at', time_ms, write_event())
-    redis.call('HDEL', key, 'suspected_at', 'line', 'died')
-    if request.died then
-      local num_claims, num_before = string.match(request.again or '0 0', '^(%d+) (%d+)$')
-      redis.call('HSET', key, 'again', (num_claims or 0) + 1 .. ' ' .. (num_before or 0) + count)
+    redis.call('HDEL', key, 'suspected_at', 'line')
+    local past = {ledger.read_past(request.past)}
+    if past[5] >= 0 then -- its last engine died, so this one computes its tokens again
+      past[3], past[4], past[5] = past[3] + 1, past[4] + count, -1
+      redis.call('HSET', key, 'past', table.concat(past, ' '))
     end
   end
   redis.call('HSET', prefix .. 'claims:' .. engine, id, epoch_digits)
@@ -332,6 +346,10 @@ local function advance()
   local request, is_own = read_head(band, tenant), false
   if not request then return true end
   if warm then request, is_own = choose_from_lane(band, tenant, request) end
+  if end_if_over_budget(request) then
+    lanes.read_ahead[lane_key(prefix, band, tenant)] = nil
+    return true
+  end
   local request_tokens = estimated_kv_tokens(request, 0)
   local left_ms = left_for_ms(request, request_tokens)
   if left_ms then

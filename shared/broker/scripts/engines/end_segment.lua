@@ -7,8 +7,8 @@
 local prefix, verdicts = ARGV[1], {}
 
 local function end_segment(key, id, number, used, ending, count)
-  local request = fields(key, 'chunks', 'closed', 'engine', 'tenant', 'band', 'charged', 'charged_at', 'account', 'billed',
-    'again', 'images')
+  local request = fields(key, 'chunks', 'closed', 'engine', 'tenant', 'band', 'charged', 'charged_at', 'account', 'past',
+    'images')
   local num_prompt_tokens = string.match(used, '^%d+')
   if not (whole(request.chunks) and request.engine and request.tenant and request.band) then return set_aside(prefix, id) end
   local computed = num_prompt_tokens + count
@@ -17,12 +17,12 @@ local function end_segment(key, id, number, used, ending, count)
     local extra = use_computed(prefix, request.tenant, computed, charged, whole(request.charged_at) or now_ms())
     if extra ~= 0 then charge(prefix, request.band, request.tenant, extra) end
   end
-  redis.call('HSET', key, 'segments', number + 1, 'charged', computed, 'charged_at', now_ms(), 'used', used, 'billed',
-    num_prompt_tokens .. ' ' .. count)
+  redis.call('HSET', key, 'segments', number + 1, 'charged', computed, 'charged_at', now_ms(), 'used', used, 'past',
+    num_prompt_tokens .. ' ' .. count .. ' 0 0 -1')
   request.used = used
   ledger.count_tokens(request, count)
   ledger.write(prefix)
-  redis.call('HDEL', key, 'deaths', 'again') -- deaths count in a row, and this engine lives
+  redis.call('HDEL', key, 'deaths') -- deaths count in a row, and this engine lives
   if number + 1 < tonumber(request.chunks) then
     redis.call('HSET', key, 'arrived_at', now_ms())
     return put_back(prefix, key, id, 'returned', 'continued')

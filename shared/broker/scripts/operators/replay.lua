@@ -5,7 +5,7 @@
 local prefix, id = ARGV[1], ARGV[2]
 local key, parked_key = prefix .. 'request:' .. id, prefix .. 'parked:' .. id
 local parked = fields_of(parked_key, 'payload', 'result_ttl_ms', 'epoch', 'tenant', 'band', 'prompt', 'max', 'input',
-  'webhook', 'images', 'account', 'sibling')
+  'webhook', 'images', 'account')
 local request = fields_of(key, 'state', 'epoch', 'call')
 -- After its result expired, the id may have been used again.
 if not parked.payload or parked.payload == '' or is_live(request.state) then return 0 end
@@ -29,9 +29,7 @@ end
 redis.call('DEL', key, prefix .. 'log:' .. id, prefix .. 'input:' .. id, parked_key)
 redis.call('ZREM', prefix .. 'dead', id)
 local band = parked.band and has_band(prefix, parked.band) and parked.band or queue_policy(prefix).default_band
-for _, field in ipairs({'account', 'sibling'}) do
-  if parked[field] then record[#record + 1], record[#record + 2] = field, parked[field] end
-end
+if parked.account then record[#record + 1], record[#record + 2] = 'account', parked.account end
 if input then
   for _, chunk in ipairs(input) do redis.call('RPUSH', prefix .. 'input:' .. id, chunk) end
   for _, field in ipairs({'chunks', #input + 1, 'closed', 1}) do record[#record + 1] = field end

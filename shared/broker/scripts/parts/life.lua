@@ -61,7 +61,7 @@ end
 -- The fields that the end of a request needs.
 local ENDING_FIELDS = {'epoch', 'state', 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
   'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n',
-  'warm', 'attempts', 'arrived_at', 'images', 'held_at', 'held_ms', 'account', 'sibling', 'used', 'billed', 'again'}
+  'warm', 'attempts', 'arrived_at', 'images', 'held_at', 'held_ms', 'account', 'used', 'past'}
 
 local function is_sound_end(request)
   local is_placed = request.entry and is_entry(request.entry) or not request.entry and whole(request.charged) and whole(request.charged_at)
@@ -195,12 +195,16 @@ end
 local function put_back(prefix, key, id, line, kind, cause)
   service.count_released(prefix, key)
   redis.call('RPUSH', prefix .. line, id) -- first, so that the request stays where it is if this fails
-  local request = fields(key, 'engine', 'tenant', 'band', 'count')
+  local request = fields(key, 'engine', 'tenant', 'band', 'count', 'past')
   leave_claims(prefix, request.engine, id)
   move(key, 'claimed', 'queued', 'line', line, note_move(prefix, id, request.tenant or '', request.band or '', kind,
     request.count or 0, request.engine or '', cause_line(cause)))
   redis.call('HDEL', key, 'engine')
-  if kind == 'reclaimed' then redis.call('HSET', key, 'died', request.count or 0) end
+  if kind == 'reclaimed' then
+    local past = {ledger.read_past(request.past)}
+    past[5] = whole(request.count) or 0
+    redis.call('HSET', key, 'past', table.concat(past, ' '))
+  end
   wake_engines(prefix, 1)
 end
 
@@ -209,12 +213,12 @@ end
 local function park(prefix, id, cause, reason, code, message, payload)
   local key, parked, parked_at = prefix .. 'request:' .. id, prefix .. 'parked:' .. id, now_ms()
   local request = fields(key, 'attempts', 'deaths', 'count', 'ttl', 'epoch', 'engine', 'tenant', 'band', 'prompt', 'max',
-    'chunks', 'webhook', 'images', 'account', 'sibling')
+    'chunks', 'webhook', 'images', 'account')
   if request.chunks then
     local input = redis.call('LRANGE', prefix .. 'input:' .. id, 0, -1)
     redis.call('HSET', parked, 'input', cmsgpack.pack(input))
   end
-  for _, field in ipairs({'webhook', 'account', 'sibling'}) do
+  for _, field in ipairs({'webhook', 'account'}) do
     if request[field] then redis.call('HSET', parked, field, request[field]) end
   end
   if request.images then
