@@ -101,6 +101,8 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:{MODEL}:events                      stream    moves of requests; the last events_kept of the policy
     NS:{MODEL}:series:STEP:START           hash      counts of those seconds; a day, a week or 90 days
     NS:{MODEL}:ledger:STEP:START           hash      tenant, key and adapter -> their use; 90 days, and 3 years
+    NS:{MODEL}:ledger:open                 hash      the same in the current hour, before it is part of the former
+    NS:{MODEL}:budget_used_up              string    that a budget may be used up; while one is
     NS:{MODEL}:budgets                     hash      budgets of all tenants as its scripts read them; as NS:budgets
     NS:{MODEL}:budget_spent                hash      budget -> start of its period, spent here, elsewhere; as those
     NS:{MODEL}:series_writer:WRITER        string    number of the last addition of a process; an hour

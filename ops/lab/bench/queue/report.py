@@ -195,7 +195,7 @@ def _ledger(row: LedgerCostRow) -> Table:
             f"{cost.us_ledger:.1f} ({100 * cost.share:+.1f} %)",
             f"{cost.us_budgets:.1f} ({100 * cost.budgets_share:+.1f} %)",
         )
-    table.caption = "goal of the ledger: ≤ 3 %, medians of pairs; nothing per token"
+    table.caption = "goal of the ledger: ≤ 3 %; the least of 20 rounds of each, in turn; nothing per token"
     return table
 
 

@@ -106,7 +106,7 @@ end
 
 -- End a request that was never claimed if a budget is used up: only requests that run already may exceed it.
 local function end_if_over_budget(request)
-  if not budgets.exist(prefix) then return false end
+  if not budgets.may_refuse(prefix) then return false end
   local account = fields_of(prefix .. 'request:' .. request.id, 'account').account
   local refusal = budgets.refusal(prefix, request.tenant, account)
   if refusal then

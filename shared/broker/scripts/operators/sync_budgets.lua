@@ -3,7 +3,8 @@
 -- JSON (budgets.lua), the start of the period for which the amount spent elsewhere is known, and that amount; '' for
 -- both if it is unknown. Other budgets are removed. Returns name, start and amount spent here of each, as text.
 local prefix, key, spent_key = ARGV[1], ARGV[1] .. 'budgets', ARGV[1] .. 'budget_spent'
-local known, states = {}, {}
+local known, states, is_used_up = {}, {}, false
+ledger.close_hour(prefix)
 for _, name in ipairs({'budgets', 'budget_spent'}) do
   if not attempt('HLEN', prefix .. name) then redis.call('DEL', prefix .. name) end
 end
@@ -31,11 +32,13 @@ for _, entry in ipairs(cmsgpack.unpack(ARGV[2])) do
     value = nil
   end
   if known_start == start then elsewhere = known_elsewhere end
-  local text = string.format('%.0f %.17g %.17g', start, here, elsewhere)
+  local text = budgets.spent_text(start, here, elsewhere)
+  is_used_up = is_used_up or here + elsewhere >= budget.limit
   if value ~= text then redis.call('HSET', spent_key, name, text) end
   known[name] = true
   states[#states + 1] = {name, string.format('%.0f', start), string.format('%.17g', here)}
 end
+if is_used_up then redis.call('SET', prefix .. 'budget_used_up', 1) else redis.call('DEL', prefix .. 'budget_used_up') end
 for _, hash in ipairs({key, spent_key}) do
   for _, name in ipairs(redis.call('HKEYS', hash)) do
     if not known[name] then redis.call('HDEL', hash, name) end

@@ -5,15 +5,22 @@
 -- unit, limit, period, and weights of input, cached and output tokens. KEY is empty for all keys of the tenant.
 -- "budget_spent" has under the same name, separated by spaces: the start (Unix time) of the period, the amount spent in
 -- it here, and the amount spent in other partitions and models, which supervisors write every second. The script that
--- counts an end in the ledger spends it too.
+-- counts an end in the ledger spends it too. "budget_used_up" exists while a budget may be used up, so that requests are
+-- checked only then.
 local budgets = {}
 do
-  local exist
-  function budgets.exist(prefix)
-    if exist == nil then exist = redis.call('EXISTS', prefix .. 'budgets') == 1 end
-    return exist
+  local known = {}
+  local function exists(key)
+    if known[key] == nil then known[key] = redis.call('EXISTS', key) == 1 end
+    return known[key]
   end
 
+  function budgets.exist(prefix) return exists(prefix .. 'budgets') end
+  function budgets.may_refuse(prefix) return exists(prefix .. 'budget_used_up') end
+end
+
+-- Create the functions at the first use of one, because most calls of scripts need none.
+local function open_budgets()
   local DAY_S = 86400
 
   -- Return the start of the month of a time, in UTC. Source: Hinnant, "chrono-compatible low-level date algorithms".
@@ -59,16 +66,14 @@ do
     return tonumber(here) or 0, tonumber(elsewhere) or 0
   end
 
-  function budgets.write_spent(prefix, name, start, here, elsewhere)
-    local key = prefix .. 'budget_spent'
-    if not attempt('HLEN', key) then redis.call('DEL', key) end
-    redis.call('HSET', key, name, string.format('%.0f %.17g %.17g', start, here, elsewhere))
+  function budgets.spent_text(start, here, elsewhere)
+    return string.format('%.0f %.17g %.17g', start, here, elsewhere)
   end
 
-  -- Return the budgets that apply to a tenant and account (ledger.lua), with their state.
+  -- Return the budgets that apply to a tenant and account (ledger.lua), with the amounts spent when the call began.
   local known = {}
   local function budgets_of(prefix, tenant, account)
-    local key_name, names, result = string.match(account or '', '^[^\n]*'), {}, {}
+    local key_name, names, result, spent_names = string.match(account or '', '^[^\n]*'), {}, {}, {}
     local owner = tenant .. '\n' .. key_name
     if known[owner] then return known[owner] end
     for _, period in ipairs({'day', 'month', 'all'}) do
@@ -80,30 +85,25 @@ do
       local budget = budgets.decode(values[i])
       if budget then
         budget.name, budget.start, budget.stop = name, budgets.bounds(budget.period)
-        result[#result + 1] = budget
+        result[#result + 1], spent_names[#spent_names + 1] = budget, name
       end
+    end
+    local spent = #result > 0 and attempt('HMGET', prefix .. 'budget_spent', unpack(spent_names)) or {}
+    for i, budget in ipairs(result) do
+      budget.here, budget.elsewhere = budgets.read_spent(spent[i] or nil, budget.start)
     end
     known[owner] = result
     return result
   end
 
-  local function read_state(prefix, budget)
-    local spent = attempt('HGET', prefix .. 'budget_spent', budget.name)
-    return budgets.read_spent(spent or nil, budget.start)
-  end
-
   -- Return a refusal if a budget is used up: scope, period, unit, limit, and ms until its renewal, -1 if there is none.
   -- Of several, the one that is renewed last.
   function budgets.refusal(prefix, tenant, account)
-    if not budgets.exist(prefix) then return nil end
+    if not budgets.may_refuse(prefix) then return nil end
     local last
     for _, budget in ipairs(budgets_of(prefix, tenant, account)) do
-      -- A call that asks does not spend.
-      if not budget.amount then
-        local here, elsewhere = read_state(prefix, budget)
-        budget.amount = here + elsewhere
-      end
-      if budget.amount >= budget.limit and not (last and last.stop >= budget.stop) then last = budget end
+      local is_used_up = budget.here + budget.elsewhere >= budget.limit
+      if is_used_up and not (last and last.stop >= budget.stop) then last = budget end
     end
     if not last then return nil end
     local scope = string.find(last.name, '\n\n', 1, true) and 'tenant' or 'key'
@@ -111,14 +111,25 @@ do
     return {'over_budget', scope, last.period, last.unit, string.format('%.15g', last.limit), renewed_in_ms}
   end
 
-  -- Count sums of the ledger as spent.
+  -- Count sums of the ledger as spent. Several accounts of a call may spend of one budget, so the amount is read again.
   function budgets.spend(prefix, tenant, account, sums, SUMS)
+    local key, changes = prefix .. 'budget_spent', {}
     for _, budget in ipairs(budgets_of(prefix, tenant, account)) do
       local amount = budgets.amount(budget, sums, SUMS)
       if amount > 0 then
-        local here, elsewhere = read_state(prefix, budget)
-        budgets.write_spent(prefix, budget.name, budget.start, here + amount, elsewhere)
+        local spent = attempt('HGET', key, budget.name)
+        if spent == nil then redis.call('DEL', key) end
+        local here, elsewhere = budgets.read_spent(spent or nil, budget.start)
+        changes[#changes + 1] = budget.name
+        changes[#changes + 1] = budgets.spent_text(budget.start, here + amount, elsewhere)
+        if here + amount + elsewhere >= budget.limit then redis.call('SET', prefix .. 'budget_used_up', 1) end
       end
     end
+    if #changes > 0 then redis.call('HSET', key, unpack(changes)) end
   end
 end
+
+setmetatable(budgets, {__index = function(_, name)
+  open_budgets()
+  return rawget(budgets, name)
+end})

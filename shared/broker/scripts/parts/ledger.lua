@@ -4,6 +4,8 @@
 -- ledger:STEP:START is a hash of the STEP seconds from START (Unix time) on. A field is TENANT, KEY and ADAPTER, each on
 -- a line; its value is a msgpack array of sums, in the order of SUMS (shared/broker/ledger.py has the same). A request is
 -- counted in the script that ends it, and a resumable one also at the end of each segment. So each token counts once.
+-- An end is first added to ledger:open, a hash with the same fields and "start", the hour that they belong to. At the
+-- next hour, or before the ledger is read, its sums move to the hashes of that hour and its day, in one script.
 --
 -- Fields of a request:
 --   account          KEY and ADAPTER, and a line "1" if another answer to the same prompt counts the prompt; absent if it
@@ -14,10 +16,13 @@
 --                    claims after a death of an engine, and the sum of the output tokens then; and output tokens when its
 --                    engine died, until it is claimed again, else -1. Absent for most requests
 local ledger = {}
-do
+
+-- Create the functions at the first use of one, because most calls of scripts end no request.
+local function open_ledger()
   local STEPS = {{3600, 90 * 86400}, {86400, 3 * 366 * 86400}} -- seconds, and how long they are retained
   -- Beyond this many fields in a hash, new ones share one per tenant, and then one for all.
   local MAX_ACCOUNTS, MAX_TENANTS = 10000, 100000
+  local MAX_OPEN = 1000
   local SUMS = {finished = 1, cancelled = 2, expired = 3, failed = 4, parked = 5, prompt = 6, cached = 7, output = 8,
     embedding = 9, recomputed = 10, images = 11}
   local NUM_SUMS = 11
@@ -64,10 +69,8 @@ do
     if count > 0 or state == 'finished' then ledger.count_tokens(request, count) end
   end
 
-  -- Return the sums of a field; false if it has none, or if something other than the scripts has written them.
-  local function read(key, name)
-    local value = attempt('HGET', key, name)
-    if value == nil then redis.call('DEL', key) end
+  -- Return the sums of a value; false if there is none, or if something other than the scripts has written it.
+  local function decode(value)
     local is_read, sums = pcall(cmsgpack.unpack, value or '')
     if not value or not is_read or type(sums) ~= 'table' or #sums ~= NUM_SUMS then return false end
     for i = 1, NUM_SUMS do
@@ -76,9 +79,20 @@ do
     return sums
   end
 
-  local function add_to(key, name, sums)
+  local function read(key, name)
+    local value = attempt('HGET', key, name)
+    if value == nil then redis.call('DEL', key) end
+    return decode(value)
+  end
+
+  local function sum_up(whole, sums)
+    whole = whole or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+    for place, number in pairs(sums) do whole[place] = whole[place] + number end
+    return cmsgpack.pack(whole)
+  end
+
+  local function add_to(key, name, sums, ttl_s)
     local whole = read(key, name)
-    local is_new = not whole
     if not whole then
       local num_fields = redis.call('HLEN', key)
       for _, shared in ipairs({{MAX_ACCOUNTS, string.match(name, '^[^\n]*') .. '\n*\n*'}, {MAX_TENANTS, '*\n*\n*'}}) do
@@ -88,10 +102,26 @@ do
         end
       end
     end
-    whole = whole or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
-    for place, number in pairs(sums) do whole[place] = whole[place] + number end
-    redis.call('HSET', key, name, cmsgpack.pack(whole))
-    return is_new
+    redis.call('HSET', key, name, sum_up(whole, sums))
+    if not whole then redis.call('EXPIRE', key, ttl_s) end
+  end
+
+  -- Move the sums of the open hour to its hashes.
+  function ledger.close_hour(prefix)
+    local open, now_s = prefix .. 'ledger:open', math.floor(now_ms() / 1000)
+    local flat = attempt('HGETALL', open) or {}
+    redis.call('DEL', open)
+    local at = now_s
+    for i = 1, #flat, 2 do
+      if flat[i] == 'start' then at = whole(flat[i + 1]) or now_s end
+    end
+    for i = 1, #flat, 2 do
+      local sums = decode(flat[i + 1])
+      for _, step in ipairs(sums and string.find(flat[i], '\n', 1, true) and STEPS or {}) do
+        local start = at - at % step[1]
+        add_to(string.format('%sledger:%d:%d', prefix, step[1], start), flat[i], sums, start + step[1] + step[2] - now_s)
+      end
+    end
   end
 
   -- Return the amount of a budget that its tenant or key has used since a time, by the days of this ledger.
@@ -113,13 +143,16 @@ do
   -- Write what was counted in this call, and spend it.
   function ledger.write(prefix)
     if not unwritten then return end
-    local now_s = math.floor(now_ms() / 1000)
-    for _, step in ipairs(STEPS) do
-      local start = now_s - now_s % step[1]
-      local key = string.format('%sledger:%d:%d', prefix, step[1], start)
-      for name, sums in pairs(unwritten) do
-        if add_to(key, name, sums) then redis.call('EXPIRE', key, start + step[1] + step[2] - now_s) end
+    local open, now_s = prefix .. 'ledger:open', math.floor(now_ms() / 1000)
+    local start = string.format('%d', now_s - now_s % STEPS[1][1])
+    for name, sums in pairs(unwritten) do
+      local values = attempt('HMGET', open, 'start', name) or {}
+      local whole = decode(values[2])
+      if values[1] ~= start or not whole and redis.call('HLEN', open) > MAX_OPEN then
+        ledger.close_hour(prefix)
+        whole = false
       end
+      redis.call('HSET', open, 'start', start, name, sum_up(whole, sums))
     end
     for name, sums in pairs(budgets.exist(prefix) and unwritten or {}) do
       local tenant, account = string.match(name, '^([^\n]*)\n(.*)$')
@@ -128,3 +161,8 @@ do
     unwritten = nil
   end
 end
+
+setmetatable(ledger, {__index = function(_, name)
+  open_ledger()
+  return rawget(ledger, name)
+end})
