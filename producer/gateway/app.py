@@ -23,6 +23,7 @@ from ...shared.tracing.tracing import Tracing, open_tracing
 from ...shared.values.distribution import VERSION
 from .. import Client
 from ..batches import BatchStore
+from ..control.rate_limits import RateLimits
 from ..io_processors import IOProcessors
 from ..openai.parsers import ModelParsers
 from ..openai.responses.service import Responses
@@ -137,6 +138,7 @@ class _Parts:
                 images,
                 self._io_processors,
                 IdempotencyKeys(self._connection, Keys(settings.namespace), result_ttl_s=settings.result_ttl_s),
+                RateLimits(client, self._connection, Keys(settings.namespace)),
             )
             self._presence.start()
             try:

@@ -19,6 +19,7 @@ from ...shared.process.log import get_logger
 from .. import Client
 from ..anthropic.errors import error_body
 from ..batches import BatchStore
+from ..control.rate_limits import RateLimits
 from ..inputs.options import RequestOptions
 from ..io_processors import IOProcessors
 from ..openai.errors import EXPIRED, OpenAIError, cancelled, error_of
@@ -59,6 +60,7 @@ class Gateway(msgspec.Struct, frozen=True):
     images: ImageFetcher
     io_processors: IOProcessors
     idempotency: IdempotencyKeys
+    rate_limits: RateLimits
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -159,6 +159,8 @@ class Exchange:
                 headers[IGNORED_HEADER] = header_value(ignored)
             if place := self._state.get("place"):
                 headers.update(place.headers)
+            if read_rate_limits := self._state.get("read_rate_limits"):
+                headers.update(await read_rate_limits())
             if self._body.is_late:
                 headers["connection"] = "close"
         await self._send(message)

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -147,6 +148,8 @@ def place_of(request: Request, model: str | None, request_id: str) -> Place:
     settings = gateway.settings
     place = Place(gateway.client, model, request_id, wait_s=settings.status_wait_s, every_s=settings.keep_alive_s)
     request.state.place = place
+    tenant = request.state.identity.tenant
+    request.state.read_rate_limits = partial(gateway.rate_limits.headers_for, model, tenant)
     return place
 
 

@@ -8,7 +8,16 @@ the number of partitions. For the broker's scripts a partition is a model.
 from .change import change_partitions
 from .finder import PartitionedBroker
 from .layout import MAX_PARTITIONS, Layout, Layouts, home_order, read_layouts
-from .whole import open_dead_letter, open_history, open_homes, open_queue, partition_stats, read_ledger, read_series
+from .whole import (
+    open_dead_letter,
+    open_history,
+    open_homes,
+    open_queue,
+    partition_stats,
+    read_ledger,
+    read_rate_limits,
+    read_series,
+)
 
 __all__ = [
     "MAX_PARTITIONS",
@@ -24,5 +33,6 @@ __all__ = [
     "partition_stats",
     "read_layouts",
     "read_ledger",
+    "read_rate_limits",
     "read_series",
 ]

@@ -11,6 +11,7 @@ import msgspec
 from ..broker import DeadLetter, Demand, Homes, Queue, RequestFilter, RequestHistory
 from ..broker.ledger import DAY_S, Ledger, LedgerRow
 from ..broker.queue import QueueSnapshot, make_stats
+from ..broker.script import run_script
 from ..broker.series import SeriesPoint, SeriesStore, summed_points
 from ..connection import CommandConnection
 from ..deployment.records import DeadRequest
@@ -18,7 +19,7 @@ from ..errors import ValidationError
 from ..keys import Keys
 from ..queue.estimate import Estimator
 from ..queue.lifecycle import RequestEvent, RequestState, RequestSummary
-from ..queue.policy import QueuePolicy, TenantPolicy
+from ..queue.policy import QueuePolicy, RateLimit, RateLimits, TenantPolicy
 from ..queue.state import merged_state
 from ..queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
 from .layout import Layouts
@@ -265,6 +266,17 @@ async def read_ledger(
     num = (await Layouts(connection, keys).read(model)).num_ever
     ledger = Ledger(connection, [keys.model(model, number) for number in range(num)])
     return await ledger.read(start, end, step_s=step_s)
+
+
+async def read_rate_limits(connection: CommandConnection, keys: Keys, model: str, tenant: str) -> RateLimits | None:
+    """Return the quotas per minute of a tenant in its partition; None without any."""
+    layout = await Layouts(connection, keys).read(model)
+    part = keys.model(model, layout.partition_of(tenant, tenant))
+    row = await run_script(connection, part, "rate_limits", [part.leases], [tenant])
+    if row is None:
+        return None
+    requests, tokens = (RateLimit(most, left) if most else None for most, left in (row[:2], row[2:4]))
+    return RateLimits(requests, tokens, row[4])
 
 
 class WholeHistory(RequestHistory):

@@ -76,6 +76,21 @@ class TenantPolicy(msgspec.Struct, metaclass=CheckedNames, frozen=True, kw_only=
         return msgspec.json.encode(self)
 
 
+class RateLimit(msgspec.Struct, frozen=True):
+    """A quota per minute: ``most``, and how many of it remain."""
+
+    most: int
+    remaining: int
+
+
+class RateLimits(msgspec.Struct, frozen=True):
+    """Quotas per minute of a tenant; None without one. ``reset_ms`` is the time until nothing counts any more."""
+
+    requests: RateLimit | None
+    tokens: RateLimit | None
+    reset_ms: int
+
+
 class QueuePolicy(msgspec.Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Order, limits and retention of a model's requests.
 

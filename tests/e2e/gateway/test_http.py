@@ -324,6 +324,23 @@ def test_api_keys_stand_for_tenants(
         assert http.get("/v1/usage", params={"by": "tenant"}, headers=bearer).json()["error"]["param"] == "by"
         assert http.get("/v1/usage", params={"from": "x"}, headers=bearer).json()["error"]["param"] == "from"
 
+        limited = {"Authorization": f"Bearer {penstock('create', 'limited')}"}
+        quotas = ("--requests-per-minute", "50", "--tokens-per-minute", "90000")
+        assert main(["queue", "tenant", "demo", "limited", *quotas, "--redis-url", deployment.url]) == 0
+        for body in (chat(), chat(stream=True)):
+            headers = http.post(CHAT, json=body, headers=limited).headers
+            assert headers["x-ratelimit-limit-requests"] == "50"
+            assert 0 < int(headers["x-ratelimit-remaining-requests"]) < 50
+            assert 80_000 < int(headers["x-ratelimit-remaining-tokens"]) < 90_000
+            assert headers["x-ratelimit-reset-tokens"].endswith("ms")
+        assert "x-ratelimit-limit-requests" not in http.post(CHAT, json=chat(), headers=bearer).headers
+        assert main(["budget", "set", "limited", "--tokens", "1", "--redis-url", deployment.url]) == 0
+        refused = http.post(CHAT, json=chat(), headers=limited)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+        assert 0 < int(refused.headers["retry-after"]) <= 31 * 86400
+        assert main(["budget", "remove", "limited", "--redis-url", deployment.url]) == 0
+        capsys.readouterr()
+
         long = chat(stream=True, ignore_eos=True, max_tokens=100)
         gate.hold_at(99)
         with http.stream("POST", CHAT, json=long, headers=bearer) as stream:
