@@ -13,7 +13,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=1000, help="different requests (default 1000)")
     parser.add_argument("--seconds", type=float, default=0.0, help="go on for at least so long, repeating requests")
     parser.add_argument("--events", type=int, default=0, help="go on until at least so many things have happened")
-    parser.add_argument("--engines", type=int, default=3, help="`worker start` this many times (default 3)")
+    parser.add_argument("--engines", type=int, help="`worker start` this many times (default 3; 1 with --models)")
     parser.add_argument("--concurrency", type=int, default=24, help="requests at once (default 24)")
     parser.add_argument("--interval", type=float, default=2.5, help="mean seconds between two events (default 2.5)")
     ranks_help = "mean tokens of all requests between two events, in place of seconds: as many events on any machine"
@@ -28,6 +28,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shards", type=int, default=0, help="so many more servers, a model on each; they are killed, and models move"
     )
+    models_help = "models that share the device of each engine, with memory for one (default 1)"
+    parser.add_argument("--models", type=int, default=1, metavar="N", help=models_help)
+    swaps_help = "go on undisturbed until at least so many swaps have happened, to compare memory"
+    parser.add_argument("--swaps", type=int, default=0, metavar="N", help=swaps_help)
     parser.add_argument("--partitions", type=int, default=1, help="of each model (default 1); they move, too")
     parser.add_argument(
         "--dtype",
@@ -63,6 +67,8 @@ def _run_chaos_command(arguments: argparse.Namespace) -> int:
     from .options import ChaosOptions
     from .run import run_chaos  # rich and psutil are not for every `penstock` command
 
+    if arguments.engines is None:
+        arguments.engines = 3 if arguments.models == 1 else 1
     if arguments.shards and arguments.sentinel:
         raise UsageError("--shards has private servers of its own; leave --sentinel out")
     if arguments.shards > arguments.engines:
@@ -73,6 +79,12 @@ def _run_chaos_command(arguments: argparse.Namespace) -> int:
         raise UsageError(f"ranks of engine {arguments.engine} are its own; leave --tensor-parallel-size out")
     if arguments.device == "cuda" and arguments.tensor_parallel_size * arguments.pipeline_parallel_size > 1:
         raise UsageError("--device cuda is one GPU for all engines, and ranks want one each; leave one of them out")
+    if arguments.models > 1 and (arguments.shards or arguments.sentinel or arguments.partitions > 1):
+        raise UsageError("--models share devices at one Redis; leave --shards, --sentinel and --partitions out")
+    if arguments.models > 1 and (arguments.device, arguments.engine) != ("cpu", "penstock"):
+        raise UsageError("--models has a budget for Penstock's engine on the CPU; leave --device and --engine out")
+    if arguments.models < 1 or (arguments.swaps and arguments.models == 1):
+        raise UsageError(f"--models must be at least 1, and above 1 with --swaps, got {arguments.models}")
     if arguments.interval_tokens < 0:
         raise UsageError(f"--interval-tokens must be at least 1, or 0 for none, got {arguments.interval_tokens}")
     if not 1 <= arguments.partitions <= MAX_PARTITIONS:
@@ -92,6 +104,8 @@ def _run_chaos_command(arguments: argparse.Namespace) -> int:
         loses_data=arguments.lose_data,
         num_shards=arguments.shards,
         num_partitions=arguments.partitions,
+        num_models=arguments.models,
+        min_swaps=arguments.swaps,
         dtype=arguments.dtype,
         device=arguments.device,
         engine=arguments.engine,

@@ -28,6 +28,8 @@ from ..clusters.sentinel_trio import SentinelTrio
 from .pace import Pace
 from .recovery_clock import RecoveryClock
 from .redis_trouble import Action, RedisTrouble
+from .several_models import SwapWatch
+from .swap_trouble import SwapTrouble
 
 STOP_S = (0.5, 8.0)
 # A role in addition to those of a heartbeat.
@@ -47,6 +49,7 @@ class Disturber:
     Args:
         trio, loses_data: as of ``RedisTrouble``.
         has_ranks: engines have several ranks, of which those above 0 are disturbed, too.
+        watch: watches devices with several models, whose swaps are disturbed, too.
     """
 
     def __init__(
@@ -59,10 +62,12 @@ class Disturber:
         *,
         loses_data: bool = False,
         has_ranks: bool = False,
+        watch: SwapWatch | None = None,
     ) -> None:
         self._stack = stack
         self._random = Random(seed)
         self._pace = pace
+        self._watch = watch
         self._clock = clock
         self._background: set[asyncio.Task[None]] = set()
         self._failures: list[BaseException] = []
@@ -83,6 +88,9 @@ class Disturber:
         if has_ranks:
             self._actions["kill rank"] = (4, lambda: self._kill(_RANK))
             self._actions["stop rank"] = (1, lambda: self._pause(_RANK))
+        if watch is not None:
+            trouble = SwapTrouble(stack, watch, self._random, self._kill_process, self._read_beats, self._redis.actions)
+            self._actions |= trouble.actions
 
     @property
     def num_kills(self) -> int:
@@ -112,6 +120,8 @@ class Disturber:
                     # No target was found: a failover is in progress.
                     log.info("chaos_action_dropped", action=name, reason=str(error))
                     continue
+                finally:
+                    self._record_fault()
                 self.events[name] += has_happened
         finally:
             await self._commands.close()
@@ -132,23 +142,30 @@ class Disturber:
                 await self._revive(worker)
 
     async def _victim(self) -> EngineHeartbeat | None:
-        beats = await read_heartbeats(self._commands.execute, Keys())
         states = (EngineState.READY, EngineState.BUSY, EngineState.DRAINING)
-        # The last beat of one that was killed outlives it, and may still be there when its worker was started again.
-        serving = [beat for beat in beats if beat.state in states and self._worker_of(beat) is not None]
+        serving = [beat for beat in await self._read_beats() if beat.state in states]
         return self._random.choice(serving) if serving else None
+
+    async def _read_beats(self) -> list[EngineHeartbeat]:
+        # The last beat of one that was killed outlives it, and may still be there when its worker was started again.
+        beats = await read_heartbeats(self._commands.execute, Keys())
+        return [beat for beat in beats if self._worker_of(beat) is not None]
 
     async def _kill(self, role: str) -> bool:
         victim = await self._victim()
-        if victim is None:
-            return False
+        return victim is not None and await self._kill_process(victim, role)
+
+    async def _kill_process(self, victim: EngineHeartbeat, role: str) -> bool:
         worker = self._worker_of(victim)
         claimed: list[str] = []
         for number in range((await Layouts(self._commands, Keys()).read(victim.model)).num_known):
             broker = Broker(self._commands, Keys().model(victim.model, number), number)
             claimed += [request_id for request_id, _ in await broker.claims(victim.engine_id)]
+        pid = self._pid_of(victim, role)
+        if not pid:
+            return False  # a sleeping engine may have no core
         try:
-            psutil.Process(self._pid_of(victim, role)).kill()
+            psutil.Process(pid).kill()
         except psutil.NoSuchProcess:
             return False
         self._clock.died(claimed)
@@ -236,7 +253,12 @@ class Disturber:
         self._background.add(task)
         task.add_done_callback(self._done)
 
+    def _record_fault(self) -> None:
+        if self._watch is not None:
+            self._watch.fault()
+
     def _done(self, task: asyncio.Future[None]) -> None:
+        self._record_fault()
         self._background.discard(task)
         failure = None if task.cancelled() else task.exception()
         if failure is not None:

@@ -20,8 +20,8 @@ RECONNECT_PAUSE_S = 0.1
 MAX_SENT_AGAIN = 3
 
 Connect = Callable[[], Client]
-# Called with the id of a request and the delta that its subscriber has just received.
-OnDelta = Callable[[str, Delta], None]
+# Called with a request, its id, and the delta that its subscriber has just received.
+OnDelta = Callable[[ChaosRequest, str, Delta], None]
 
 log = get_logger(__name__)
 
@@ -164,7 +164,7 @@ async def _try_one(connect: Connect, client: Client, sighting: Sighting, on_delt
         )
     async with aclosing(deltas):
         async for delta in deltas:
-            on_delta(sighting.request_id, delta)
+            on_delta(request, sighting.request_id, delta)
             sighting.saw(delta)
 
 

@@ -22,6 +22,8 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     loses_data: bool = False
     num_shards: int = 0
     num_partitions: int = 1
+    num_models: int = 1
+    min_swaps: int = 0
     dtype: str = "float32"
     device: str = "cpu"
     engine: str = "penstock"

@@ -37,6 +37,8 @@ from .owner_watch import OwnerWatch
 from .owners import Owners
 from .pace import EveryFewSeconds, EveryFewTokens
 from .recovery_clock import RecoveryClock
+from .several_models import OPTIONS as SHARING
+from .several_models import SwapFigures, SwapWatch, make_models
 from .timelines import read_timelines
 from .verdict import Verdict, judge
 from .workload import ChaosRequest, make_requests
@@ -65,27 +67,14 @@ class ChaosReport(msgspec.Struct, kw_only=True):
     undisturbed_tokens_per_s: float
     disturbed_tokens_per_s: float
     recoveries_s: list[float]
+    swaps: SwapFigures | None = None
 
 
 def run_chaos(options: ChaosOptions) -> int:
     """Run both, print the table, and return 1 if any request was harmed, or nothing was killed."""
     console = Console()
     console.print(f"seed {options.seed}; starting Redis and {options.num_engines} engines …")
-    worker_options = [*options.device_arguments, "--dtype", options.dtype, "--max-num-seqs", "32"]
-    worker_options += ["--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S), *options.engine_arguments]
-    # Kills at random, every other second, are no request's fault: three in a row before its first token can happen.
-    worker_options += ["--max-deliveries", str(MAX_DELIVERIES)]
-    log_path = Path(options.log_path) if options.log_path else None
-    shards = [f"shard{number}" for number in range(options.num_shards)]
-    models = _models(shards)
-    # Engines serve the models in turn.
-    of_each = [("--served-model-name", models[number % len(models)]) for number in range(options.num_engines)]
-    with (
-        _trio(options) as trio,
-        LocalStack(
-            MODEL, worker_options, log_path, redis_url=trio.url if trio else "", shards=shards, of_each=of_each
-        ) as stack,
-    ):
+    with _running_stack(options) as (stack, trio, models):
         report = asyncio.run(_run_under_chaos(stack, options, console, trio, models))
     _print(console, report)
     if options.json_path:
@@ -94,6 +83,30 @@ def run_chaos(options: ChaosOptions) -> int:
         json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
         console.print(f"written to {options.json_path}")
     return 0 if report.verdict.is_clean else 1
+
+
+@contextmanager
+def _running_stack(options: ChaosOptions) -> Iterator[tuple[LocalStack, SentinelTrio | None, list[str]]]:
+    """Run Redis and the engines for the time of a ``with`` block. Yields them and the names of the models."""
+    worker_options = [*options.device_arguments, "--dtype", options.dtype, "--max-num-seqs", "32"]
+    worker_options += ["--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S), *options.engine_arguments]
+    # Kills at random, every other second, are no request's fault: three in a row before its first token can happen.
+    worker_options += ["--max-deliveries", str(MAX_DELIVERIES)]
+    log_path = Path(options.log_path) if options.log_path else None
+    shards = [f"shard{number}" for number in range(options.num_shards)]
+    with _trio(options) as trio, tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        if options.num_models > 1:
+            first, *others = make_models(Path(folder), options.num_models)
+            models = [path.name for path in (first, *others)]
+            of_each = [[*SHARING, *(word for path in others for word in ("--model", str(path)))]] * options.num_engines
+        else:
+            first, models = Path(MODEL), _models(shards)
+            # Engines serve the models in turn.
+            names = [models[number % len(models)] for number in range(options.num_engines)]
+            of_each = [["--served-model-name", name] for name in names]
+        url = trio.url if trio else ""
+        with LocalStack(first, worker_options, log_path, redis_url=url, shards=shards, of_each=of_each) as stack:
+            yield stack, trio, models
 
 
 @contextmanager
@@ -117,25 +130,28 @@ async def _run_under_chaos(
     tenants = [f"tenant{number}" for number in range(TENANTS_PER_PARTITION * options.num_partitions)]
     requests = make_requests(options.num_requests, options.seed, models, tenants)
     console.print(f"{len(requests)} requests undisturbed …")
-    undisturbed = await _load_stack(stack, requests, options, "calm", lambda *_: None, lambda n: n < len(requests))
-    console.print(f"… {undisturbed.tokens_per_s:,.0f} tokens/s; the same under fire …")
-    clock = RecoveryClock()
-    tokens = EveryFewTokens(options.interval_tokens)
-
-    def on_delta(request_id: str, delta: Delta) -> None:
-        clock.saw(request_id)
-        tokens.saw(len(delta.token_ids))
-
-    disturber = Disturber(
-        stack,
-        options.seed,
-        tokens if options.interval_tokens else EveryFewSeconds(options.interval_s),
-        clock,
-        trio,
-        loses_data=options.loses_data,
-        has_ranks=options.num_ranks > 1,
-    )
     async with AsyncExitStack() as watching:
+        watch = await watching.enter_async_context(_watching_swaps(stack, models)) if options.num_models > 1 else None
+        undisturbed = await _undisturbed(stack, requests, options, watch)
+        console.print(f"… {undisturbed.tokens_per_s:,.0f} tokens/s; the same under fire …")
+        clock, tokens = RecoveryClock(), EveryFewTokens(options.interval_tokens)
+        disturber = Disturber(
+            stack,
+            options.seed,
+            tokens if options.interval_tokens else EveryFewSeconds(options.interval_s),
+            clock,
+            trio,
+            loses_data=options.loses_data,
+            has_ranks=options.num_ranks > 1,
+            watch=watch,
+        )
+
+        def on_delta(request: ChaosRequest, request_id: str, delta: Delta) -> None:
+            clock.saw(request_id)
+            tokens.saw(len(delta.token_ids))
+            if watch is not None and request.model is not None:
+                watch.served(request.model)
+
         owners = [
             await watching.enter_async_context(_watching(url, partition_name(model, partition)))
             for url in stack.server_urls.values()
@@ -143,9 +159,10 @@ async def _run_under_chaos(
             for partition in range(options.num_partitions)
         ]
         growing = asyncio.create_task(_partition(stack, models, options.num_partitions))
-        disturbed, other_ends = await _under_fire(stack, requests, options, disturber, on_delta, models)
+        disturbed, other_ends = await _under_fire(stack, requests, options, disturber, on_delta, models, watch)
         await growing
         ledger = await _check_ledger(stack, models, options.num_partitions)
+        swaps = watch.figures() if watch is not None else None
     # A replica that takes over may lack the last writes.
     may_lose = options.loses_data or options.has_sentinels
     timelines = None
@@ -157,7 +174,7 @@ async def _run_under_chaos(
         versions=versions(),
         options=options,
         verdict=judge(
-            undisturbed.sightings,
+            undisturbed.sightings[: len(requests)],
             disturbed.sightings,
             Owners.joined(owners),
             num_kills=disturber.num_kills,
@@ -165,6 +182,7 @@ async def _run_under_chaos(
             loses_data=may_lose,
             timelines=timelines,
             ledger=ledger,
+            num_unserved=len(swaps.unserved) if swaps is not None else 0,
             may_differ=[not (options.is_deterministic or request.params.greedy) for request in requests],
         ),
         events=dict(disturber.events),
@@ -173,7 +191,36 @@ async def _run_under_chaos(
         undisturbed_tokens_per_s=undisturbed.tokens_per_s,
         disturbed_tokens_per_s=disturbed.tokens_per_s,
         recoveries_s=clock.recoveries_s,
+        swaps=swaps,
     )
+
+
+@asynccontextmanager
+async def _watching_swaps(stack: LocalStack, models: list[str]) -> AsyncIterator[SwapWatch]:
+    watch = SwapWatch(stack, models)
+    watching = asyncio.create_task(watch.run())
+    try:
+        yield watch
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+
+async def _undisturbed(
+    stack: LocalStack, requests: list[ChaosRequest], options: ChaosOptions, watch: SwapWatch | None
+) -> LoadResult:
+    """Run each request once, or until ``min_swaps`` swaps have happened, without faults."""
+
+    def go_on(num_started: int) -> bool:
+        return num_started < len(requests) or (watch is not None and watch.num_swaps < options.min_swaps)
+
+    if watch is not None:
+        watch.measures_memory = True
+    result = await _load_stack(stack, requests, options, "calm", lambda *_: None, go_on)
+    if watch is not None:
+        watch.measures_memory = False
+    return result
 
 
 async def _partition(stack: LocalStack, models: list[str], num: int) -> None:
@@ -196,6 +243,7 @@ async def _under_fire(
     disturber: Disturber,
     on_delta: OnDelta,
     models: list[str],
+    watch: SwapWatch | None,
 ) -> tuple[LoadResult, Mapping[str, int]]:
     """Run the load while the disturber injects faults. All workers serve again when this returns.
 
@@ -206,10 +254,12 @@ async def _under_fire(
     connect = partial(Client.connect, stack.url, shards=stack.shards or {})
 
     def go_on(num_started: int) -> bool:
-        if disturbing.done():
-            return False
         is_short = time.monotonic() < until or disturber.events.total() < options.min_events
-        return num_started < len(requests) or is_short
+        if num_started < len(requests) or is_short:
+            return not disturbing.done()
+        _cancel_once(disturbing)
+        # Until each model has been served after the last fault.
+        return watch is not None and not watch.is_settled
 
     is_loading = True
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
@@ -219,13 +269,19 @@ async def _under_fire(
             result = await _load_stack(stack, requests, options, "chaos", on_delta, go_on)
         finally:
             is_loading = False
-            disturbing.cancel()
+            _cancel_once(disturbing)
             with suppress(asyncio.CancelledError):
                 await disturbing
             await disturber.settle()
             async with asyncio.timeout(PATIENCE_S):
                 await ending
     return result, others.ends
+
+
+def _cancel_once(task: asyncio.Task[None]) -> None:
+    """Cancel a task, which may complete an action first. A second cancellation would cut that short."""
+    if not task.cancelling():
+        task.cancel()
 
 
 async def _check_ledger(stack: LocalStack, models: list[str], num_partitions: int) -> LedgerCheck:
@@ -293,6 +349,7 @@ def _print(console: Console, report: ChaosReport) -> None:
         "two owners": verdict.two_owners,
         "wrong events": verdict.wrong_timelines,
         "ledger ≠ records": verdict.wrong_ledger,
+        "unserved": verdict.unserved,
     }
     for column in harms:
         table.add_column(column, justify="right")
@@ -303,6 +360,8 @@ def _print(console: Console, report: ChaosReport) -> None:
         console.print(f"{verdict.num_compared} of the requests are greedy, and were compared token by token")
     console.print(f"the events of {verdict.num_timelines} requests were held against what was seen")
     console.print(f"the ledger of {report.ledger.num_requests} requests: {shown_sums(report.ledger.ledger)}")
+    if report.swaps is not None:
+        _print_swaps(console, report.swaps)
     if verdict.shows_nothing:
         console.print(
             f"{verdict.shows_nothing}, so this shows nothing: go on for longer (--seconds, --events)", style="red"
@@ -324,3 +383,15 @@ def _print(console: Console, report: ChaosReport) -> None:
         f"tokens/s: {report.undisturbed_tokens_per_s:,.0f} undisturbed, "
         f"{report.disturbed_tokens_per_s:,.0f} under fire ({share:.0%})"
     )
+
+
+def _print_swaps(console: Console, swaps: SwapFigures) -> None:
+    times = ", ".join(f"{name} {'never' if s is None else f'{s:.1f} s'}" for name, s in swaps.served_after_s.items())
+    console.print(f"{swaps.num_swaps} swaps took {swaps.share:.1%} of the time")
+    console.print(f"served after the last fault (bound {swaps.bound_s:.1f} s): {times or 'no fault happened'}")
+    if swaps.early_bytes:
+        growth = swaps.late_bytes / swaps.early_bytes - 1
+        console.print(
+            f"memory after 10 swaps and at the last ones of the undisturbed run: {swaps.early_bytes / 2**20:.0f} and "
+            f"{swaps.late_bytes / 2**20:.0f} MiB ({growth:+.1%})"
+        )

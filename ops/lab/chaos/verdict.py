@@ -26,7 +26,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     ``num_records`` records of known writers were observed; ``num_moved`` requests were resumed by another owner.
     ``two_owners`` counts writes of former owners. ``num_timelines`` requests have all their events; those of
     ``wrong_timelines`` contradict the output. ``wrong_ledger`` sums of the ledger differ from the records.
-    ``num_compared`` requests have one correct output, regardless of faults.
+    ``num_compared`` requests have one correct output, regardless of faults. ``unserved`` models were not served within
+    the bound after the last fault.
     """
 
     num_requests: int = 0
@@ -47,12 +48,13 @@ class Verdict(msgspec.Struct, kw_only=True):
     num_compared: int = 0
     wrong_timelines: int = 0
     wrong_ledger: int = 0
+    unserved: int = 0
     examples: list[str] = []
 
     @property
     def num_harms(self) -> int:
         seen = self.lost + self.duplicated + self.reordered + self.different + self.wrong_ends + self.failed
-        return seen + self.two_owners + self.wrong_timelines + self.wrong_ledger
+        return seen + self.two_owners + self.wrong_timelines + self.wrong_ledger + self.unserved
 
     @property
     def shows_nothing(self) -> str:
@@ -80,6 +82,7 @@ def judge(
     loses_data: bool = False,
     timelines: Timelines | None = None,
     ledger: LedgerCheck | None = None,
+    num_unserved: int = 0,
     may_differ: Sequence[bool] = (),
 ) -> Verdict:
     """Compare each of ``seen`` with the undisturbed run of the same request (they repeat in order).
@@ -102,6 +105,7 @@ def judge(
         num_records=owners.num_records,
         num_moved=owners.num_moved,
         two_owners=owners.num_harms,
+        unserved=num_unserved,
         examples=owners.harms[:MAX_EXAMPLES],
     )
     if ledger is not None:
