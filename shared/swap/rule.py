@@ -104,7 +104,7 @@ def longest_wait_s(
 
 
 def entry_s(device: DeviceView, models: Sequence[ModelView], entering: ModelView) -> float:
-    """Return the time to wake a model and to put to sleep what must leave for it.
+    """Return the time to wake a model, and to put to sleep the models that must leave for it.
 
     Homes report it, so that a device without work goes first. A model that another device serves, too, counts as none.
     """

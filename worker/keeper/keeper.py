@@ -21,7 +21,7 @@ from ...shared.broker import Homes
 from ...shared.errors import ConfigurationError, EngineCallError, PenstockError
 from ...shared.messages.supervision import ModelAction, ModelCommand
 from ...shared.swap.budget import departures, sleep_level
-from ...shared.swap.rule import Debts, Reason, Stay, Swap, decide, lateness
+from ...shared.swap.rule import Debts, Reason, Stay, Swap, decide, entry_s
 from ...shared.swap.views import DeviceView, ModelView, SleepLevel
 from ...shared.values.shown import format_bytes
 from ..config.swap import SharingOptions
@@ -104,7 +104,10 @@ class DeviceKeeper:
             model.take_over_reports(now_s)
             if model.level is SleepLevel.DISK:
                 model.cache_bytes = self._cache_bytes(model)
-        return [model.rule_view(now_s) for model in self.models.values()]
+        views = [model.rule_view(now_s) for model in self.models.values()]
+        for view in views:
+            self.models[view.name].entry_s = entry_s(self._view, views, view)
+        return views
 
     async def keep(self) -> None:
         """Load the models of the start, set ``started``, and keep the device until cancelled."""
@@ -199,11 +202,25 @@ class DeviceKeeper:
         entering = self.models[swap.entering] if swap.entering is not None else None
         if entering is not None and not await self._is_granted(entering, view_of[entering.name], swap.reason):
             return
-        started_s = self._clock()
+        if entering is None:
+            await self._swap(swap, views, None)
+            return
+        renewing = asyncio.create_task(self._renew_grant(entering))
+        try:
+            is_done = await self._swap(swap, views, entering)
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+        if not is_done:
+            await self._return_grant(entering)
+
+    async def _swap(self, swap: Swap, views: Sequence[ModelView], entering: KeptModel | None) -> bool:
+        """Carry out a swap, and record it. Returns False if a model could not leave or wake."""
+        started_s, view_of = self._clock(), {view.name: view for view in views}
         relost_s = sum(view_of[name].relost_s for name in swap.asleep)
         num_handed_back = sum(view_of[name].num_running for name in swap.asleep)
         if not await self._leave(swap, entering):
-            return
+            return False
         is_done = entering is None or await self._wake(entering)
         took_s = self._clock() - started_s
         # Operators' swaps and idle models displace no request that the rule would have to protect.
@@ -213,27 +230,29 @@ class DeviceKeeper:
             self.log.add_swap(swap, took_s, num_handed_back, self._clock())
             log.info(
                 "swapped",
-                left=list(swap.asleep + swap.ended),
+                left=list(dict.fromkeys(swap.asleep + swap.ended)),
                 entered=swap.entering or "",
                 reason=swap.reason.value,
                 took_s=round(took_s, 3),
                 num_handed_back=num_handed_back,
                 debt_s=round(self.debts.soft_s, 2),
             )
+        return is_done
 
     async def _is_granted(self, model: KeptModel, view: ModelView, reason: Reason) -> bool:
         """Request the right to wake a model. If another device goes first, the model does not count for a time."""
         if reason is Reason.OPERATOR:
             return True
         now_s = self._clock()
-        waited_s = max(view.standing_s(now_s).values(), default=0.0)
-        is_late = lateness(view, now_s, self.options) >= 1
-        # Engines elsewhere that are full do not help a model that is late already.
-        num_engines = model.demand.num_engines + 1 if is_late and not model.demand.num_free_seqs else 1
+        waited_s = now_s - model.needed_since_s if model.needed_since_s is not None else 0.0
         try:
             async with asyncio.timeout(REDIS_PATIENCE_S):
                 grant = await self._homes[model.name].request_grant(
-                    self.device_id, view.wake_s, waited_s=waited_s, num_engines=num_engines
+                    self.device_id,
+                    model.entry_s,
+                    waited_s=waited_s,
+                    patience_s=min((self.options.patience_of(band) for band in view.oldest_s), default=0.0),
+                    num_engines=model.num_wanted,
                 )
         except (TimeoutError, PenstockError, RedisError) as error:
             log.warning("demand_unknown", model=model.name, error=str(error) or "Redis does not answer")
@@ -248,15 +267,14 @@ class DeviceKeeper:
         for name in swap.asleep:
             model = self.models[name]
             try:
-                await model.put_to_sleep(self._level_for(model))
+                await model.put_to_sleep(SleepLevel.DISK if name in swap.ended else self._level_for(model))
             except PenstockError as error:
                 log.error("sleep_failed", model=name, cause=str(error))
                 if entering is not None:
                     entering.ask_again_s = self._clock() + 1.0
-                    await self._return_grant(entering)
                 model.is_held = False
                 return False
-        for name in swap.ended:
+        for name in set(swap.ended) - set(swap.asleep):
             await self.models[name].unload()
         return True
 
@@ -271,22 +289,18 @@ class DeviceKeeper:
 
     async def _wake(self, model: KeptModel) -> bool:
         """Wake a model. If it lacks memory, end the largest sleeping process and try once more."""
-        renewing = asyncio.create_task(self._renew_grant(model))
         model.is_wanted = False
         try:
             try:
                 await self._wake_once(model)
             except EngineCallError:
+                # Without another sleeping process, a new process of its own may need less.
                 if not await self._end_largest_sleeper(model):
-                    raise
+                    await model.unload()
                 await self._wake_once(model)
         except PenstockError as error:
             model.record_failure(error, self._clock())
-            await self._return_grant(model)
             return False
-        finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
         return True
 
     async def _wake_once(self, model: KeptModel) -> None:

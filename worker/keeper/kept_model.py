@@ -48,6 +48,10 @@ class _Failures:
 class KeptModel:
     """A model of a device. Times are seconds of the event loop's clock.
 
+    Args:
+        device_id: name of the device among the homes of the model.
+        options: options of the rule.
+
     Attributes:
         bytes: its memory: estimated until it was loaded, then measured.
         demand: its last read demand.
@@ -55,10 +59,13 @@ class KeptModel:
         is_held: whether an operator put it to sleep, so that only an operator wakes it.
         is_wanted: whether an operator, or the start, asks to wake it.
         ask_again_s: time before which no grant is requested again.
+        entry_s: time to wake it, and to put to sleep the models that must leave for it.
+        num_wanted: engines that should be awake on all devices.
+        needed_since_s: since when it needs one more than are awake or wake elsewhere; None if it does not.
         phase: ``WAKING`` or ``FALLING_ASLEEP`` during a swap; None otherwise.
     """
 
-    def __init__(self, planned: PlannedModel, engine: SharedEngine) -> None:
+    def __init__(self, planned: PlannedModel, engine: SharedEngine, device_id: str, options: SwapOptions) -> None:
         self.name = planned.name
         self.engine = engine
         self.planned = planned
@@ -72,6 +79,12 @@ class KeptModel:
         self.phase: ModelPhase | None = None
         self.num_recomputed_tokens = 0
         self.cache_bytes = 0
+        self.entry_s = 0.0
+        self.num_wanted = 1
+        self.needed_since_s: float | None = None
+        self._device_id = device_id
+        self._options = options
+        self._elsewhere_s = 0.0
         self._failures = _Failures(reason=planned.problem, in_a_row=MAX_FAILURES if planned.problem else 0)
         self._since_s = 0.0
         self._used_s = asyncio.get_running_loop().time()
@@ -129,8 +142,9 @@ class KeptModel:
         num_running = self._num_running(beat.num_running_reqs + beat.num_waiting_reqs)
         if num_running or demand.oldest_age_s:
             self._used_s = now_s
-        is_elsewhere = level is not SleepLevel.AWAKE and demand.num_free_seqs > 0
-        can_wake = self.is_reachable and not (demand.is_paused or self.is_held or self.broken_reason or is_elsewhere)
+        is_elsewhere = demand.num_engines > (level is SleepLevel.AWAKE)
+        self._observe_elsewhere(now_s, is_awake=level is SleepLevel.AWAKE, is_elsewhere=is_elsewhere)
+        can_wake = self.is_reachable and not (demand.is_paused or self.is_held or self.broken_reason)
         weights = self.bytes.weights
         return ModelView(
             name=self.name,
@@ -140,8 +154,11 @@ class KeptModel:
             num_running=num_running,
             deadline_s=now_s + demand.deadline_in_s,
             service_s=_mean(beat.stats.latency_s.sum, beat.stats.latency_s.count) if beat.stats else 0.0,
-            can_wake=can_wake and now_s >= max(self.ask_again_s, self._failures.retry_at_s, now_s + self._restart_in_s),
+            can_wake=can_wake
+            and self.needed_since_s is not None
+            and now_s >= max(self.ask_again_s, self._failures.retry_at_s, now_s + self._restart_in_s),
             is_pinned=self.is_pinned,
+            is_elsewhere=is_elsewhere,
             wake_s=self.costs.wake_s(level, weights),
             sleep_s=self.costs.sleep_s,
             relost_s=self.costs.relost_s(running_tokens(beat)) if num_running else 0.0,
@@ -151,6 +168,21 @@ class KeptModel:
             ),
             wake_s_of=self.costs.wakes_s,
         )
+
+    def _observe_elsewhere(self, now_s: float, *, is_awake: bool, is_elsewhere: bool) -> None:
+        """Take over from the demand whether other devices serve the model, and whether it needs one engine more."""
+        if is_elsewhere:
+            self._elsewhere_s = now_s
+        elif not is_awake:
+            # Its turn elsewhere counts like one here.
+            self._since_s = max(self._since_s, self._elsewhere_s)
+        demand = self.demand
+        self.num_wanted = demand.num_engines_wanted(self._options)
+        is_needed = bool(demand.oldest_age_s) and self.num_wanted > demand.num_engines_without(self._device_id)
+        if not is_needed:
+            self.needed_since_s = None
+        elif self.needed_since_s is None:
+            self.needed_since_s = now_s
 
     @property
     def _restart_in_s(self) -> float:
@@ -218,7 +250,7 @@ class KeptModel:
     def record_failure(self, error: PenstockError, now_s: float) -> None:
         """Record a failed wake, and log it."""
         failures = self._failures
-        failures.in_a_row += 1
+        failures.in_a_row += not (isinstance(error, ModelStartError) and error.is_redis_away)
         failures.counts[error.code] += 1
         failures.reason = str(error)
         delay_s = restart_delay_s(failures.in_a_row + 1)

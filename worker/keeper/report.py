@@ -105,8 +105,7 @@ class DeviceReporter:
         if model.broken_reason:
             await home.leave(self._keeper.device_id)
             return
-        wake_s = model.costs.wake_s(model.level, model.bytes.weights)
-        await home.renew(self._keeper.device_id, model.level, wake_s, lease_ttl_ms=self._config.lease_ttl_ms)
+        await home.renew(self._keeper.device_id, model.level, model.entry_s, lease_ttl_ms=self._config.lease_ttl_ms)
 
     async def _register(self, model: KeptModel) -> None:
         """Write the card of a model that no worker has loaded yet, or that Redis has lost."""

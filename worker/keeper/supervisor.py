@@ -90,9 +90,11 @@ class ModelsSupervisor(Supervisor):
     def _make_keepers(self) -> None:
         engines = iter(self._shared_engines)
         for device in self._plan.devices:
-            models = [KeptModel(planned, next(engines)) for planned in self._plan.models]
+            own = [next(engines) for _ in self._plan.models]
+            config, options = own[0].config, self._plan.sharing.swap_options
+            pairs = zip(self._plan.models, own, strict=True)
+            models = [KeptModel(planned, engine, device_id_of(config), options) for planned, engine in pairs]
             homes = {model.name: Homes(self._redis, self._keys.model(model.name)) for model in models}
-            config = models[0].engine.config
             keeper = DeviceKeeper(device_id_of(config), device, models, homes, self._plan.sharing)
             self._keepers.append(keeper)
             self._reporters.append(DeviceReporter(self._redis, config, device, keeper, homes, self._plan.cards))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
 
 from ...shared.messages.devices import SwapCount, SwapRecord
 from ...shared.swap.rule import Swap
@@ -26,10 +25,10 @@ class SwapLog:
 
     def add_swap(self, swap: Swap, took_s: float, num_handed_back: int, now_s: float) -> None:
         """Record a swap that has just ended."""
-        left: Sequence[str] = swap.asleep + swap.ended
+        left = [*dict.fromkeys(swap.asleep + swap.ended)]
         self.last = SwapRecord(
             at=time.time(),
-            left=[*left],
+            left=left,
             entered=swap.entering or "",
             reason=swap.reason,
             took_s=round(took_s, 3),

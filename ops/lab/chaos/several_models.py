@@ -1,4 +1,4 @@
-"""A chaos run of several models on one device: the models, and what their swaps cost."""
+"""A chaos run of several models on one device: the models, and the costs of their swaps."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class SwapTrouble:
         return False
 
     async def _deny_memory(self) -> bool:
-        """Limit the address space of a sleeping core to what it has, until the end of its next attempt to wake."""
+        """Limit the address space of a sleeping core to its present size, until the end of its next attempt to wake."""
         found = await self._watch.wait_for(
             lambda _, model: model.phase == ModelPhase.ASLEEP and model.level != SleepLevel.DISK, _STEP_PATIENCE_S
         )

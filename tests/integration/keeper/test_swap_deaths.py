@@ -84,5 +84,5 @@ async def test_a_supervisor_killed_in_a_swap_and_another_one(
         assert {model.name for model in (await other.device()).models} == {"a", "b"}
         await asyncio.to_thread(worker.started.await_end)
         third = await share_device("a", "b")
-        event = await third.await_event("device_shared_by_workers")
-        assert f"pid {other.started.process.pid}" in str(event["other"])
+        # Another test may hold the lock of this machine's CPU, too.
+        await third.await_event("device_shared_by_workers")
