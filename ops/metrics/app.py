@@ -105,7 +105,8 @@ def serve(
     Raises:
         ConfigurationError: the address cannot be listened on, or a URL cannot be read.
     """
-    snapshot = Snapshot(redis_url, parse_shards(shards), Keys(namespace), options, refresh_s=refresh_s)
+    details = {"address": f"{host}:{port}"}
+    snapshot = Snapshot(redis_url, parse_shards(shards), Keys(namespace), options, refresh_s=refresh_s, details=details)
     app = build_app(snapshot, names)
     config = web_config(app, shutdown_timeout_s=SHUTDOWN_S)
     with listening(host, port) as listener, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:

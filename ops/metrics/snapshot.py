@@ -13,6 +13,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from ...producer.control.deployment import SCRAPE_PATIENCE_S, ModelState, read_device_samples, read_models
 from ...producer.webhooks.events import EventState
 from ...shared.connection import CommandConnection
+from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.metrics import Sample, values_of
@@ -39,16 +40,25 @@ class Snapshot:
     Args:
         url, shards: the deployment, as of ``Client``.
         options: options for the wanted number of engines.
+        details: reported options of this process, as of ``ProcessRecord``.
     """
 
     def __init__(
-        self, url: str, shards: Mapping[str, str], keys: Keys, options: WantedOptions, *, refresh_s: float
+        self,
+        url: str,
+        shards: Mapping[str, str],
+        keys: Keys,
+        options: WantedOptions,
+        *,
+        refresh_s: float,
+        details: dict[str, str] | None = None,
     ) -> None:
         self._url = url
         self._shards = shards
         self._keys = keys
         self._options = options
         self._refresh_s = refresh_s
+        self._details = details
         self._rates: dict[str, ServiceRate] = defaultdict(ServiceRate)
         self._samples: list[Sample] = []
         self._read_at = time.monotonic()
@@ -65,6 +75,8 @@ class Snapshot:
         """Read until cancelled."""
         servers = make_servers(self._url, self._shards)
         commands = make_commands(self._url, self._shards, self._keys)
+        presence = Presence(commands, self._keys, ProcessKind.EXPORTER, self._details)
+        presence.start()
         is_fit = False
         try:
             while True:
@@ -72,6 +84,7 @@ class Snapshot:
                 await self._read_everything(commands if is_fit else None, servers)
                 await asyncio.sleep(self._refresh_s)
         finally:
+            await presence.leave()
             for connection in (commands, *servers.values()):
                 await connection.close()
 

@@ -11,6 +11,22 @@ from ...shared.errors import ValidationError
 from .access import Access
 from .source import PageSnapshot, Source
 
+# Titles in the runbook (ops/guide/operating/alerts.md) by the code of a problem.
+RUNBOOK: Mapping[str, str] = {
+    "engine_broken": "PenstockEngineDead",
+    "model_away": "PenstockRedisAway",
+    "no_engine": "PenstockNoEngine",
+    "no_jobs": "No jobs process",
+    "parked": "PenstockDeadLetterGrows",
+    "paused": "PenstockPausedForLong",
+    "redis_cannot_write": "PenstockRedisNotPersistent",
+    "redis_evicts": "PenstockRedisNearlyFull",
+    "redis_is_replica": "PenstockRedisAway",
+    "redis_nearly_full": "PenstockRedisNearlyFull",
+    "redis_not_persistent": "PenstockRedisNotPersistent",
+    "unknown_model": "PenstockNoEngine",
+    "webhooks_given_up": "PenstockWebhooksGivenUp",
+}
 # Parameters of the query, by name.
 Params = Mapping[str, str]
 View = dict[str, Any]
@@ -78,6 +94,11 @@ class PageSection:
 
     pages: tuple[Page, ...]
     actions: tuple[Action, ...] = field(default=())
+
+
+def problem_of(text: str, path: str, code: str, *, level: str = "bad", model: str = "") -> View:
+    """Return a problem to show: its sentence, the page about it, and the part of the runbook for its code."""
+    return {"text": text, "path": path, "level": level, "model": model, "runbook": RUNBOOK[code]}
 
 
 def field_of(form: Mapping[str, str], name: str) -> str:

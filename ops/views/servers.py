@@ -16,7 +16,7 @@ from ...shared.broker.script import SCRIPTS
 from ...shared.connection import CommandConnection
 from ...shared.deployment.presence import ProcessRecord, read_processes
 from ...shared.errors import RedisUnavailableError
-from ...shared.redis_access.check import info_fields, int_of_field, risks_of
+from ...shared.redis_access.check import Risk, info_fields, int_of_field, risks_of
 from .source import PATIENCE_S, PageSnapshot
 
 MOST_SLOW_CALLS = 20
@@ -34,7 +34,7 @@ class Server:
     models: tuple[str, ...]
     info: dict[str, str]
     error: str = ""
-    problems: list[str] = field(default_factory=list)
+    risks: list[Risk] = field(default_factory=list)
 
     @property
     def row(self) -> dict[str, Any]:
@@ -85,10 +85,15 @@ async def _read_server(link: CommandConnection, models: tuple[str, ...]) -> Serv
         async with asyncio.timeout(PATIENCE_S):
             info = info_fields(await link.execute("INFO"))
     except (TimeoutError, RedisUnavailableError):
-        return Server(link.shown_url, models, {}, "does not answer", [f"Redis {link.shown_url} does not answer"])
+        return Server(link.shown_url, models, {}, "does not answer", [_away(link)])
     except RedisError as error:
         return Server(link.shown_url, models, {}, f"INFO is refused: {error}")
-    return Server(link.shown_url, models, info, "", [str(risk) for risk in risks_of(info, link.shown_url)])
+    return Server(link.shown_url, models, info, "", risks_of(info, link.shown_url))
+
+
+def _away(link: CommandConnection) -> Risk:
+    message = f"Redis {link.shown_url} does not answer"
+    return Risk(code="model_away", message=message, remedy="its requests wait until it is back")
 
 
 async def read_slow(snapshot: PageSnapshot) -> tuple[list[dict[str, Any]], list[str]]:

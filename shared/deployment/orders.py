@@ -77,12 +77,9 @@ async def scale_worker(execute: Execute, keys: Keys, worker_id: str, num_engines
         ValidationError: there is no such worker, it has no capacity for as many, or its engines are ranks of a group.
         PenstockError: it has another number of serving engines after ``patience_s``; the message says their states.
     """
-    if isinstance(num_engines, bool) or not isinstance(num_engines, int) or num_engines < 1:
-        raise ValidationError(f"num_engines must be a number of at least 1, got {shown(num_engines)}; stop the worker")
-    _check_room(await _supervisors(execute, keys), worker_id, num_engines)
     try:
         async with asyncio.timeout(patience_s):
-            await send_to_worker(execute, keys, worker_id, ScaleCommand(num_engines))
+            await order_scale(execute, keys, worker_id, num_engines)
             while not _is_scaled(await _beats(execute, keys, worker_id), num_engines):  # noqa: ASYNC110  # as in leave
                 await asyncio.sleep(POLL_INTERVAL_S)
     except TimeoutError:
@@ -152,6 +149,18 @@ def _is_done(device: DeviceRecord, name: str, action: ModelAction, before: Devic
 
 def _model_in(device: DeviceRecord, name: str) -> DeviceModel | None:
     return next((model for model in device.models if model.name == name), None)
+
+
+async def order_scale(execute: Execute, keys: Keys, worker_id: str, num_engines: int) -> None:
+    """Send the number of engines to a worker, without waiting for them.
+
+    Raises:
+        ValidationError: as ``scale_worker``.
+    """
+    if isinstance(num_engines, bool) or not isinstance(num_engines, int) or num_engines < 1:
+        raise ValidationError(f"num_engines must be a number of at least 1, got {shown(num_engines)}; stop the worker")
+    _check_room(await _supervisors(execute, keys), worker_id, num_engines)
+    await send_to_worker(execute, keys, worker_id, ScaleCommand(num_engines))
 
 
 async def _supervisors(execute: Execute, keys: Keys) -> dict[str, ProcessRecord]:

@@ -1,6 +1,7 @@
 """The processes of a deployment: engines by their heartbeats, all others by their records.
 
-The others are gateways, jobs processes, supervisors, fleets and dashboards. Each writes a record under a time to live.
+The others are gateways, jobs processes, supervisors, fleets, dashboards and exporters of metrics. Each writes a record
+under a time to live.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class ProcessKind(StrEnum):
     DASHBOARD = "dashboard"
     SUPERVISOR = "supervisor"
     FLEET = "fleet"
+    EXPORTER = "metrics exporter"
 
 
 class ProcessRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -83,7 +85,7 @@ class Presence:
         self._task: asyncio.Task[None] | None = None
         self._num_said = 0
         self.record = ProcessRecord(
-            process_id=f"{kind}-{uuid.uuid4().hex[:12]}",
+            process_id=f"{kind.replace(' ', '-')}-{uuid.uuid4().hex[:12]}",
             kind=kind,
             host=socket.gethostname(),
             pid=os.getpid(),

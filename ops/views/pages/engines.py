@@ -6,7 +6,9 @@ from typing import Any
 
 from ....producer.client_parts.core import CallOptions
 from ....producer.control.secret_keys import Role
+from ....shared.deployment.orders import order_scale
 from ....shared.deployment.records import EngineHeartbeat, EngineSetup
+from ....shared.errors import ValidationError
 from ....shared.messages.requests import EXACT
 from ....shared.messages.supervision import EngineState
 from ....shared.params.lora import LoraSetup
@@ -139,6 +141,16 @@ async def _stop_worker(context: ActionContext) -> str:
     return f"worker {worker_id} has left; other engines resume its requests, or they wait for one"
 
 
+async def _scale_worker(context: ActionContext) -> str:
+    worker_id, text = field_of(context.form, "worker"), field_of(context.form, "engines")
+    if not text.isdecimal():
+        raise ValidationError(f"engines must be a number of at least 1, got {text!r}")
+    source = context.source
+    async with source.audit.audited("worker.scale", worker_id, num_engines=text):
+        await order_scale(source.connection.execute, source.keys, worker_id, int(text))
+    return f"worker {worker_id} changes to {text} engines; surplus engines finish their requests first"
+
+
 def _call_options(context: ActionContext, engine_id: str) -> CallOptions:
     return CallOptions(engine_id=engine_id, model=field_of(context.form, "of"), timeout_s=CALL_TIMEOUT_S)
 
@@ -148,6 +160,7 @@ SECTION = PageSection(
     actions=(
         Action("/engines/sleep", Role.OPERATOR, _sleep_engine, "engines"),
         Action("/engines/wake", Role.OPERATOR, _wake_engine, "engines"),
+        Action("/workers/scale", Role.OPERATOR, _scale_worker, "engines"),
         Action("/workers/drain", Role.OPERATOR, _drain_worker, "engines"),
         Action("/workers/stop", Role.OPERATOR, _stop_worker, "engines", confirm="worker"),
     ),

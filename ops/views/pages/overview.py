@@ -16,7 +16,7 @@ from ....shared.partitions import read_series
 from ....shared.queue.stats import QueueStats
 from ..access import Access
 from ..charts import CACHED_S, CHART_QUERY, quantile_of, read_charts
-from ..page import Page, PageSection, Params, View
+from ..page import Page, PageSection, Params, View, problem_of
 from ..servers import missing_processes, read_servers
 from ..source import PATIENCE_S, PageSnapshot, together
 
@@ -92,23 +92,24 @@ def _model_problems(
 ) -> list[View]:
     problems = []
 
-    def add(text: str, path: str, level: str = "bad") -> None:
-        problems.append({"text": text, "path": path, "level": level, "model": name})
+    def add(text: str, path: str, code: str, level: str = "bad") -> None:
+        problems.append(problem_of(text, path, code, level=level, model=name))
 
     if queue is None:
-        add(f"the Redis that holds {name} does not answer", "/system")
+        add(f"the Redis that holds {name} does not answer", "/system", "model_away")
         return problems
     if name not in served and (finding := unserved_finding(queue, engines, served)) is not None:
-        add(finding.message, "/queue")
+        add(finding.message, "/queue", finding.code)
     elif queue.depth and not any(engine.state in LIVE_STATES for engine in engines):
-        add(f"{_requests(queue.depth)} of {name} wait, and no engine serves it", "/engines")
+        add(f"{_requests(queue.depth)} of {name} wait, and no engine serves it", "/engines", "no_engine")
     if queue.is_paused:
-        add(f"the queue of {name} is paused; {queue.depth} wait", "/queue", "warn")
+        add(f"the queue of {name} is paused; {queue.depth} wait", "/queue", "paused", "warn")
     for engine in engines:
         if engine.state in _BROKEN:
-            add(f"engine {engine.engine_id} is {engine.state}: {engine.error or 'unknown cause'}", "/engines")
+            text = f"engine {engine.engine_id} is {engine.state}: {engine.error or 'unknown cause'}"
+            add(text, "/engines", "engine_broken")
     if num_dead:
-        add(f"{_requests(num_dead)} of {name} parked", "/dead", "warn")
+        add(f"{_requests(num_dead)} of {name} parked", "/dead", "parked", "warn")
     return problems
 
 
@@ -121,13 +122,11 @@ async def _deployment_problems(snapshot: PageSnapshot) -> list[View]:
     missing, servers, num_dead = await together(
         missing_processes(snapshot), read_servers(snapshot), source.events.count(EventState.DEAD)
     )
-    problems = [{"text": finding.message, "path": "/system", "level": "bad", "model": ""} for finding in missing]
-    problems += [
-        {"text": text, "path": "/system", "level": "bad", "model": ""} for server in servers for text in server.problems
-    ]
+    problems = [problem_of(finding.message, "/system", finding.code) for finding in missing]
+    problems += [problem_of(str(risk), "/system", risk.code) for server in servers for risk in server.risks]
     if num_dead:
         text = f"{num_dead} webhook events were given up"
-        problems.append({"text": text, "path": "/webhooks", "level": "warn", "model": ""})
+        problems.append(problem_of(text, "/webhooks", "webhooks_given_up", level="warn"))
     return problems
 
 

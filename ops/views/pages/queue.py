@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +21,9 @@ PAGE_ROWS = 100
 # Up to this many tenants are sorted by queue depth. Beyond it, one page is read at a time, sorted by name.
 MOST_SORTED = 500
 CONFIGURED_CACHED_S = 10.0
+# Before the fields of the policy that tenants without their own have, in the form of the queue's policy.
+TENANT_PREFIX = "tenant."
+P = TypeVar("P", QueuePolicy, TenantPolicy)
 _QUERY = ("model", "q", "from", *CHART_QUERY)
 _LIMITS = (
     "requests_per_minute",
@@ -136,7 +140,7 @@ async def _read_policy(snapshot: PageSnapshot, params: Params, _: Access) -> Vie
     fields = msgspec.json.decode(policy.encode())
     rows = [{"setting": name, "value": value} for name, value in fields.items() if name != "tenant"]
     rows += [{"setting": f"tenant.{name}", "value": value} for name, value in fields["tenant"].items()]
-    return {"model": model, "policy": policy, "rows": rows, "facts": fields}
+    return {"model": model, "policy": policy, "limits": _LIMITS, "rows": rows, "facts": fields}
 
 
 async def _pause_queue(context: ActionContext) -> str:
@@ -162,28 +166,20 @@ async def _configure_tenant(context: ActionContext) -> str:
     if context.form.get("reset"):
         await context.source.operations.configure_tenant(model, tenant, None)
         return f"{tenant} uses the queue's default tenant policy"
-    limits: dict[str, Any] = {name: _limit_field(name, context.form.get(name, "")) for name in _LIMITS}
-    policy = TenantPolicy(
-        weight=_number_field("weight", context.form.get("weight", "1")),
-        over_quota=context.form.get("over_quota", "wait"),  # type: ignore[arg-type]  # validated by TenantPolicy
-        **limits,
-    )
-    await context.source.operations.configure_tenant(model, tenant, policy)
+    queue = await context.source.queue(model)
+    former = await queue.tenant_policy(tenant) or (await queue.policy()).tenant
+    await context.source.operations.configure_tenant(model, tenant, _changed(former, context.form))
     return f"{tenant} has its own policy, effective now, also for waiting requests"
 
 
 async def _configure(context: ActionContext) -> str:
     model = field_of(context.form, "model")
-    policy = await (await context.source.queue(model)).policy()
-    changed = msgspec.structs.replace(
-        policy,
-        strictness=_number_field("strictness", context.form.get("strictness", "")),
-        ageing_s=_number_field("ageing_s", context.form["ageing_s"]) if context.form.get("ageing_s") else None,
-        order=context.form.get("order", ""),
-        max_queue_depth=_limit_field("max_queue_depth", context.form.get("max_queue_depth", "")),
-    )
-    changed.__post_init__()
-    await context.source.operations.configure(model, changed)
+    former = await (await context.source.queue(model)).policy()
+    default = {
+        name.removeprefix(TENANT_PREFIX): text for name, text in context.form.items() if name.startswith(TENANT_PREFIX)
+    }
+    policy = msgspec.structs.replace(_changed(former, context.form), tenant=_changed(former.tenant, default))
+    await context.source.operations.configure(model, policy)
     return f"the queue policy of {model} is updated"
 
 
@@ -194,12 +190,50 @@ def _number_field(name: str, text: str) -> float:
         raise ValidationError(f"{name} must be a number, got {text!r}") from None
 
 
+def _time_field(name: str, text: str) -> float | None:
+    return _number_field(name, text) if text.strip() else None
+
+
 def _limit_field(name: str, text: str) -> int | None:
-    if not text.strip():
-        return None
+    return _count_field(name, text, "a positive integer, or empty for no limit") if text.strip() else None
+
+
+def _count_field(name: str, text: str, form: str = "an integer") -> int:
     if not text.strip().isdecimal():
-        raise ValidationError(f"{name} must be a positive integer, or empty for no limit, got {text!r}")
+        raise ValidationError(f"{name} must be {form}, got {text!r}")
     return int(text)
+
+
+def _bands_field(_: str, text: str) -> tuple[str, ...]:
+    return tuple(text.replace(",", " ").split())
+
+
+# How the text of a form becomes a field of a policy.
+_PARSERS: Mapping[str, Callable[[str, str], Any]] = {
+    "bands": _bands_field,
+    "default_band": lambda _, text: text,
+    "ageing_s": _time_field,
+    "strictness": _number_field,
+    "order": lambda _, text: text,
+    "warm_ttl_s": _time_field,
+    "affinity_ms": _count_field,
+    "events_kept": _count_field,
+    "weight": _number_field,
+    "over_quota": lambda _, text: text,
+    **dict.fromkeys(_LIMITS, _limit_field),
+}
+
+
+def _changed(policy: P, form: Mapping[str, str]) -> P:
+    """Return a policy with the fields of a form.
+
+    Raises:
+        ValidationError: a field is not of its kind, or out of range.
+    """
+    names = set(policy.__struct_fields__) & form.keys() & _PARSERS.keys()
+    changed = msgspec.structs.replace(policy, **{name: _PARSERS[name](name, form[name]) for name in names})
+    changed.__post_init__()
+    return changed
 
 
 SECTION = PageSection(

@@ -7,7 +7,7 @@ from typing import Any
 from ....shared.deployment.presence import ProcessRecord
 from ....shared.deployment.records import EngineHeartbeat
 from ..access import Access
-from ..page import Page, PageSection, Params, View
+from ..page import Page, PageSection, Params, View, problem_of
 from ..servers import missing_processes, processes_of, read_servers, read_slow
 from ..source import PageSnapshot, together
 
@@ -25,8 +25,8 @@ async def _read_system(snapshot: PageSnapshot, _: Params, __: Access) -> View:
     return {
         "rows": [server.row for server in servers],
         "problems": [
-            *(f"{finding.message}; {finding.remedy}" for finding in missing),
-            *(text for server in servers for text in server.problems),
+            *(problem_of(f"{one.message}; {one.remedy}", "/system", one.code) for one in missing),
+            *(problem_of(str(risk), "/system", risk.code) for server in servers for risk in server.risks),
         ],
         "processes": processes,
         "workers": workers,

@@ -19,6 +19,7 @@ from penstock.ops.metrics.snapshot import Snapshot
 from penstock.ops.metrics.wanted import WantedOptions
 from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.presence import ProcessKind, read_processes
 from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.keys import Keys
 from penstock.shared.messages.devices import DeviceModel, DeviceRecord
@@ -98,6 +99,10 @@ async def test_a_queue_has_metrics_while_no_engine_runs(
     assert (await http.get("/wanted")).json() == [
         {"model": "m", "replicas": 1, "wanted_engines": 1.0, "num_engines": 0}
     ]
+    commands = CommandConnection(server.url)
+    (process,) = await read_processes(commands.execute, Keys())
+    await commands.close()
+    assert process.kind == ProcessKind.EXPORTER
     # What waits in a queue that is paused waits for a person.
     await client.pause_generation(model="m")
     await until_told(http, 'penstock_wanted_engines{model_name="m"} 0.0')

@@ -7,13 +7,18 @@ import os
 import pwd
 import re
 
+import msgspec
 import pytest
+import redis.asyncio
 
 from penstock.ops import cli as penstock_cli
 from penstock.ops.dashboard import Access, Role
+from penstock.ops.views.sentences import audit_sentence
 from penstock.producer import Client
 from penstock.producer.control.secret_keys import OperatorKeys
 from penstock.shared.deployment.audit import Audit, AuditEntry
+from penstock.shared.deployment.presence import Presence, ProcessKind
+from penstock.shared.messages.supervision import ScaleCommand, WorkerCommand
 from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.queue.policy import TenantPolicy
 
@@ -79,9 +84,49 @@ async def test_a_policy_is_changed_in_part(site: Site) -> None:
     assert (await visitor.post("/queue/policy", data=form)).status_code == 303
     policy = await site.queue.policy()
     assert (policy.strictness, policy.ageing_s, policy.order, policy.max_queue_depth) == (0.5, None, "edf", 10)
-    refused = await visitor.post("/queue/policy", data=form | {"strictness": "7"})
-    assert refused.status_code == 400
-    assert "strictness" in refused.text
+    assert policy.bands == ("interactive", "standard", "batch"), "a form without a field leaves it"
+    more = {"bands": "fast, slow", "default_band": "slow", "events_kept": "50", "tenant.requests_per_minute": "9"}
+    assert (await visitor.post("/queue/policy", data=form | more)).status_code == 303
+    policy = await site.queue.policy()
+    assert (policy.bands, policy.events_kept, policy.tenant.requests_per_minute) == (("fast", "slow"), 50, 9)
+    for field, value in (("strictness", "7"), ("bands", "A, slow"), ("events_kept", "many"), ("tenant.weight", "0")):
+        refused = await visitor.post("/queue/policy", data=form | more | {field: value})
+        assert refused.status_code == 400
+        assert field.removeprefix("tenant.") in refused.text
+    changes = [row["change"] for row in (await visitor.get("/audit.json")).json()["rows"] if row["result"] == "ok"]
+    assert changes[0] == (
+        "changed the policy of m: bands from interactive standard batch to fast slow, default band from standard to "
+        "slow, events kept from 20000 to 50, tenant requests per minute from none to 9"
+    )
+    assert "olga" not in (await visitor.get("/audit")).text
+
+
+async def test_a_tenant_that_waits_for_nothing_has_a_policy_before_it_comes(site: Site) -> None:
+    visitor = await site.visitor()
+    assert (await visitor.get("/tenant?model=m&tenant=comes")).status_code == 200
+    await visitor.post("/queue/tenant", data={"model": "m", "tenant": "comes", "weight": "3"})
+    (row,) = (await visitor.get("/queue.json?model=m")).json()["rows"]
+    assert (row["tenant"], row["waiting"], row["weight"], row["has_own_policy"]) == ("comes", 0, 3.0, True)
+    (entry,) = await entries(site)
+    assert audit_sentence(entry) == "changed the policy of tenant comes for m: weight from 1.0 to 3.0"
+
+
+async def test_a_worker_is_ordered_to_scale_without_waiting_for_it(site: Site) -> None:
+    supervisor = Presence(site.connection, site.keys, ProcessKind.SUPERVISOR, {"worker": "host-1", "max_engines": "4"})
+    await supervisor.say()
+    visitor = await site.visitor()
+    async with redis.asyncio.Redis.from_url(site.url) as direct, direct.pubsub() as channel:
+        await channel.subscribe(site.keys.worker_commands("host-1"))
+        assert await channel.get_message(timeout=60)  # that it is subscribed
+        answer = await visitor.post("/workers/scale", data={"worker": "host-1", "engines": "3"})
+        assert answer.status_code == 303, answer.text
+        order = await channel.get_message(timeout=60)
+    assert msgspec.msgpack.decode(order["data"], type=WorkerCommand) == ScaleCommand(3)
+    for engines, problem in (("9", "at most 4"), ("0", "at least 1"), ("x", "engines must be a number")):
+        refused = await visitor.post("/workers/scale", data={"worker": "host-1", "engines": engines})
+        assert refused.status_code == 400
+        assert problem in refused.text
+    assert [one.result for one in await entries(site)] == ["ok", "validation_error", "validation_error"]
 
 
 async def test_the_dead_letter_is_grouped_and_replayed(site: Site) -> None:

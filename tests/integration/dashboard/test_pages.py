@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import msgspec
 import pytest
 
 from penstock.ops.dashboard import Access, Role
+from penstock.ops.views.page import RUNBOOK
 from penstock.ops.views.pages import PAGES
 from penstock.producer import Client, SamplingParams
 from penstock.producer.webhooks.events import WebhookAttempt, WebhookEvent
@@ -127,11 +129,16 @@ async def test_problems_are_listed_first(site: Site) -> None:
     await site.register(state=EngineState.FAILED, error="no memory")
     await site.enqueue("waits")
     await site.queue.pause(put_back=False)
-    told = (await (await site.visitor()).get("/overview.json")).json()["facts"]["problems"]
+    visitor = await site.visitor()
+    told = (await visitor.get("/overview.json")).json()["facts"]["problems"]
     assert "engine host-1-0 is failed: no memory" in told
     assert "1 request of m wait, and no engine serves it" in told
     assert "the queue of m is paused; 1 wait" in told
     assert any("append-only" in problem for problem in told)  # the tests' Redis keeps nothing
+    page, runbook = (await visitor.get("/")).text, (await visitor.get("/runbook")).text
+    links = set(re.findall(r'href="/runbook#([^"]+)"', page))
+    assert links == {"PenstockEngineDead", "PenstockNoEngine", "PenstockPausedForLong", "PenstockRedisNotPersistent"}
+    assert [title for title in RUNBOOK.values() if f'<h2 id="{title.replace(" ", "-")}">' not in runbook] == []
 
 
 async def test_a_never_served_model_is_listed_with_its_waiting_requests(site: Site) -> None:
