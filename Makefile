@@ -15,7 +15,7 @@ PARTS := kernels ops producer shared worker
 SUITE = $(BIN)/python -m pytest -n $(LANES) --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos mutants models layouts portable vendor clients screenshots install dist docs clean test-ray
+.PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm engine-vllm-0.33 gpu-check chaos mutants models layouts portable vendor clients screenshots install dist docs clean test-ray
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo $(if $(MODEL),--model $(MODEL))
@@ -71,6 +71,11 @@ bench-peers: $(VENV)/.installed
 engine-vllm: $(VENV)/.installed
 	$(BIN)/python -m penstock.ops.lab.bench.install_peers --folder $(PEERS) vllm
 	$(PEERS)/vllm/bin/python -m pip --disable-pip-version-check install -q -e .
+
+# The same with the Python of vLLM 0.33, which has no wheel for CPUs.
+engine-vllm-0.33: $(VENV)/.installed
+	$(BIN)/python -m penstock.ops.lab.bench.install_peers --folder $(PEERS) vllm-0.33
+	$(PEERS)/vllm-0.33/bin/python -m pip --disable-pip-version-check install -q -e .
 
 # Every kernel, the engine and a rival on a GPU, with the packages that PYTHON has: no network, nothing is installed.
 # A call takes nine minutes at most and continues where the last one stopped; GPU_CHECK=--plan says what comes next.

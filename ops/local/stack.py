@@ -143,7 +143,7 @@ class LocalStack:
     def await_failure(self) -> str:
         """Wait until the first worker or the private Redis ends by itself. Return the reason, with the worker's log."""
         worker = self.workers[0]
-        while worker.is_running and self._servers[HOME].is_running:
+        while worker.is_running and self._servers[HOME].is_server_running:
             time.sleep(POLL_S)
         return failure("the private Redis ended" if worker.is_running else "the worker ended", worker.log)
 

@@ -344,7 +344,7 @@ class LLM(SteppedLLM):
         if (endpoint := options.get("otlp_traces_endpoint")) is not None:
             of_engine["otlp_traces_endpoint"] = endpoint
         engine = OwnEngine(model, of_engine, self._on_engine_death)
-        self._stack.callback(engine.close)
+        self._stack.callback(engine.end)
         of_client = {name: value for name, value in options.items() if name in names}
         return engine.url, ClientOptions(**of_client, shards={})
 

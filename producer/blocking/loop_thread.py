@@ -72,7 +72,7 @@ class LoopThread:
         outcome: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 
-        def begin() -> None:
+        def start_work() -> None:
             task = self._loop.create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -91,7 +91,7 @@ class LoopThread:
                 if self._is_stopping:
                     work.close()
                     raise _closed()
-                self._loop.call_soon_threadsafe(begin)
+                self._loop.call_soon_threadsafe(start_work)
             return _result_of(outcome)
         except KeyboardInterrupt:
             self._loop.call_soon_threadsafe(abandon)
@@ -114,11 +114,11 @@ class LoopThread:
     def cancel_work(self) -> None:
         """Cancel what other threads run; they get ``ClientClosedError``."""
 
-        async def cancel() -> None:
+        async def cancel_others() -> None:
             for task in self._tasks - {asyncio.current_task()}:
                 task.cancel()
 
-        self.run(cancel())
+        self.run(cancel_others())
 
     def stop(self) -> None:
         """Cancel all work, wait for its end, and end the loop and the thread."""

@@ -53,14 +53,14 @@ class OwnEngine:
         try:
             self.url = self._await_ready()
         except BaseException:
-            self.close()
+            self.end()
             assert self._process.stdout is not None
             self._process.stdout.close()
             raise
         self._watching = threading.Thread(target=self._await_death, name="penstock-own-engine", daemon=True)
         self._watching.start()
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Stop the engine and its Redis, and wait for their end. Does nothing in a forked child, or a second time."""
         if self._is_closing or os.getpid() != self._owner_pid:
             return

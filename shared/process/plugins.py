@@ -21,6 +21,7 @@ LOGITS_PROCESSORS = "penstock.logits_processors"
 RPC_MODULES = "penstock.rpc_modules"
 STAT_LOGGERS = "penstock.stat_loggers"
 ORDERING_POLICIES = "penstock.ordering_policies"
+EXECUTORS = "penstock.executors"
 IO_PROCESSORS = "penstock.io_processors"
 # By group, the option that takes its names: of `worker start`, the last one of `gateway`.
 OPTION_OF_GROUP = {
@@ -28,6 +29,7 @@ OPTION_OF_GROUP = {
     RPC_MODULES: "--rpc-module",
     STAT_LOGGERS: "--stat-logger",
     ORDERING_POLICIES: "--scheduling-policy",
+    EXECUTORS: "--executor",
     IO_PROCESSORS: "--io-processor",
 }
 

@@ -27,8 +27,19 @@ POINTS = """\
 [penstock.logits_processors]
 banning = my_processors:Ban
 
+[penstock.executors]
+numbered = my_executor:NumberedRank
+
 [penstock.ordering_policies]
 shortest = my_orders:ShortestFirst
+"""
+EXECUTOR = """\
+from penstock.worker.engine.ranks.one import OneRank
+
+
+class NumberedRank(OneRank):
+    def run_method(self, call, run, changes_model):
+        return [0, run()]
 """
 COUNT = "count from four to nine:"
 
@@ -38,12 +49,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     site = tmp_path_factory.mktemp("site")
     (site / "my_processors.py").write_text(Path(processors.__file__).read_text())
     (site / "my_orders.py").write_text(Path(orders.__file__).read_text())
+    (site / "my_executor.py").write_text(EXECUTOR)
     installed = site / "my_processors-1.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-processors\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text(POINTS)
     options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1"]
-    options += ["--scheduling-policy", "shortest"]
+    options += ["--scheduling-policy", "shortest", "--executor", "numbered"]
     options += ["--logits-processors", "banning", "--logits-processors", "my_processors:Broken"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
@@ -69,6 +81,12 @@ async def test_requests_choose_processors_by_name(stack: LocalStack) -> None:
             await client.generate(COUNT, broken)
         again = await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=16))
         assert again.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+async def test_the_model_is_computed_by_an_executor_of_its_name(stack: LocalStack) -> None:
+    async with Client.connect(stack.url) as client:
+        (answer,) = (await client.collective_rpc("device_info")).values()
+        assert (answer[0], answer[1]["device"]) == (0, "cpu")
 
 
 async def test_a_response_chooses_them_by_the_field_of_vllm(stack: LocalStack) -> None:

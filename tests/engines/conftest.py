@@ -31,18 +31,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("vllm"))
 
 
-@pytest.fixture(scope="session")
-def vllm_python() -> str:
-    """The interpreter that has vLLM; a test that wants it is skipped where there is none."""
-    python = os.environ.get("PENSTOCK_VLLM_PYTHON") or _installed_python()
+@pytest.fixture(scope="session", params=["vllm", "vllm-0.33"])
+def vllm_python(request: pytest.FixtureRequest) -> str:
+    """The interpreter that has a version of vLLM; a test that wants it is skipped where there is none."""
+    named = os.environ.get("PENSTOCK_VLLM_PYTHON", "")
+    python = (named if request.param == "vllm" else "") if named else _installed_python(request.param)
     if not python:
-        pytest.skip("no vLLM here: run make engine-vllm, or name its Python in PENSTOCK_VLLM_PYTHON")
+        pytest.skip(f"no {request.param} here: run make engine-{request.param}, or set PENSTOCK_VLLM_PYTHON")
     return python
 
 
-def _installed_python() -> str:
+def _installed_python(name: str) -> str:
     """Return the Python of ``make engine-vllm``; ``make bench-peers`` installs a vLLM without the needs of our core."""
-    python = ROOT / ".bench-peers" / "vllm" / "bin" / "python"
+    python = ROOT / ".bench-peers" / name / "bin" / "python"
     if not python.exists():
         return ""
     result = subprocess.run([python, "-c", "import structlog"], capture_output=True, check=False)

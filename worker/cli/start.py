@@ -9,6 +9,8 @@ import sys
 from functools import partial
 from typing import Any
 
+import structlog
+
 from ...shared.process.command_line import Command, UsageError, print_if_read
 from ...shared.process.log import configure_logging
 from ...shared.process.service_manager import tell_ready
@@ -18,11 +20,13 @@ from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
 from ..config.worker_config import WorkerConfig
 from ..keeper.sources import read_entries
-from ..options.settings import Settings, effective_config, read_settings
+from ..options.settings import Settings, effective_config, read_settings, shown_value
 from ..other_engines.kinds import KINDS
 from ..programs import PROGRAMS, START, HostOptions
 from .host_services import check_installed, fork_server, metrics_server
 from .plan import make_plan, num_engines_of
+
+log = structlog.get_logger()
 
 
 def _run_start(arguments: argparse.Namespace) -> int:
@@ -58,6 +62,7 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
     from ..supervisor.stat_loggers import StatLoggerManager
 
     plan = make_plan(settings)
+    log.info("configuration", **{setting.declared.name: shown_value(setting) for setting in settings.all})
     host = plan.host
 
     def announce() -> None:

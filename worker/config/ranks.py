@@ -8,7 +8,7 @@ from ...shared.errors import ConfigurationError
 from ..models.parallel.layout import ParallelLayout
 from ..options.numbers import Integer
 from ..options.option import Option, OptionGroup
-from ..options.readers import Choice, Switch
+from ..options.readers import Choice, Reader, Switch
 
 RANKS = "ranks: several devices per engine"
 # No host has more devices.
@@ -46,6 +46,16 @@ class RankOptions(OptionGroup):
         ),
     ] = False
 
+    executor: Annotated[
+        str,
+        Option(
+            "what computes the model instead of these ranks: MODULE:NAME, or the name of an installed plug-in",
+            Reader("EXECUTOR"),
+            default="the engine's own ranks",
+            group=RANKS,
+        ),
+    ] = ""
+
     @property
     def layout(self) -> ParallelLayout:
         """Parts of the model that each rank has."""
@@ -73,6 +83,8 @@ def check_ranks(options: RankOptions, engine: str, *, async_scheduling: bool = F
             f"{options.pipeline_parallel_size} are {num_ranks} ranks, and an engine has at most {MAX_RANKS}"
         )
     if engine != "penstock":
+        if options.executor:
+            raise ConfigurationError(f"executor is for Penstock's own engine, and engine is {engine!r}; leave it out")
         return  # the engine checks its options itself
     if options.enable_expert_parallel and options.tensor_parallel_size == 1:
         raise ConfigurationError(

@@ -15,6 +15,7 @@ from ...shared.errors import ConfigurationError
 from ...shared.messages.core import Ready
 from ...shared.params.kinds import GENERATE
 from ...shared.params.sampling import SamplingParams
+from ...shared.process.plugins import EXECUTORS, load_object
 from ..config.engine_config import EngineConfig
 from ..models.adapters.attach import attach_adapters
 from ..models.adapters.slots import AdapterSlots
@@ -88,7 +89,13 @@ class Engine:
 
 
 def make_ranks(config: EngineConfig, folder: Path) -> Ranks:
-    """Return the ranks that compute the model in ``folder``; starts the processes of several ranks."""
+    """Return the ranks that compute the model in ``folder``; starts the processes of several ranks.
+
+    Raises:
+        ConfigurationError: the operator's executor cannot be loaded.
+    """
+    if config.executor:
+        return load_object(EXECUTORS, config.executor)(config, folder)
     if config.num_ranks == 1:
         return OneRank(config, folder, inherited_model(config))
     # Imported late, because it imports transformers, which takes seconds.

@@ -116,6 +116,11 @@ class EngineProcess:
         """Let a process on standby serve, as soon as its model is loaded."""
         self._write_line(Activation(num_restarts=num_restarts))
 
+    def describe_last_report(self, now: float) -> str:
+        """Return its state, its process and the age of its last report, for people. ``now`` is of the loop's clock."""
+        pid = self._process.pid if self._process is not None else 0
+        return f"{self.state.value}, process {pid}, last report {now - self.last_report_at:.0f} s ago"
+
     async def order(self, call: Sleep | WakeUp) -> SleepState:
         """Have the engine sleep or wake up, also while Redis is away; return the state that it reports.
 

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 # Time for the last round trips of a worker process, which ends its drain by itself.
 DRAIN_MARGIN_S = 2.0
+# How often a start that takes long names the engines that it waits for.
+START_NOTICE_INTERVAL_S = 10.0
 
 log = structlog.get_logger()
 
@@ -203,13 +205,17 @@ class Supervisor:
         return self._stop_mode == StopMode.STAY
 
     async def _start(self) -> None:
-        await self._until(
-            lambda: (
-                self._is_stopping
-                or any(engine.has_failed_to_start for engine in self._engines)
-                or all(engine.policy.phase is Phase.SERVING for engine in self._engines)
+        notices = asyncio.create_task(self._log_awaited_engines())
+        try:
+            await self._until(
+                lambda: (
+                    self._is_stopping
+                    or any(engine.has_failed_to_start for engine in self._engines)
+                    or all(engine.policy.phase is Phase.SERVING for engine in self._engines)
+                )
             )
-        )
+        finally:
+            notices.cancel()
         if self._is_stopping:
             return
         for engine in self._engines:
@@ -221,6 +227,18 @@ class Supervisor:
         for engine in self._engines:
             engine.is_restarted = True
         self._on_ready()
+
+    async def _log_awaited_engines(self) -> None:
+        clock = asyncio.get_running_loop().time
+        started_at = clock()
+        while True:
+            await asyncio.sleep(START_NOTICE_INTERVAL_S)
+            awaited = [engine for engine in self._engines if engine.policy.phase is not Phase.SERVING]
+            log.info(
+                "start_waits_for_engines",
+                engines={engine.engine_id: engine.process.describe_last_report(clock()) for engine in awaited},
+                waited_s=round(clock() - started_at),
+            )
 
     async def _serve(self) -> None:
         await self._until(lambda: self._is_stopping or not self._any_running())

@@ -74,7 +74,7 @@ class EmbeddedRedis:
         return self._folder.url
 
     @property
-    def is_running(self) -> bool:
+    def is_server_running(self) -> bool:
         """Whether the server's process is alive."""
         return self._folder.is_running()
 

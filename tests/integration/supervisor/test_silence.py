@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.shared.connection import CommandConnection
-from penstock.worker.supervisor import EngineStartError, engine_process
+from penstock.worker.supervisor import EngineStartError, engine_process, supervisor
 from penstock.worker.supervisor.restart import Phase
 
 from .stub_host import StartHost, StubHost, eventually, use_stub_workers
@@ -49,7 +50,12 @@ async def test_a_worker_that_is_stopped_while_it_loads_ends_the_start(
     (tmp_path / "h-0").write_text("load")
     config = {"redis_url": redis_url, "namespace": namespace, "stall_timeout_s": 2.0}
     host = StubHost(commands, tmp_path, 1, config)
+    monkeypatch.setattr(supervisor, "START_NOTICE_INTERVAL_S", 0.01)
     try:
+        with capture_logs() as events:
+            await eventually(lambda: any(event["event"] == "start_waits_for_engines" for event in events))
+        (description,) = next(e for e in events if e["event"] == "start_waits_for_engines")["engines"].values()
+        assert re.fullmatch(r"starting, process \d+, last report \d+ s ago", description)
         await eventually(lambda: host.engines[0].process.has_reported)
         host.process(0).suspend()
         with pytest.raises(EngineStartError, match=r"said nothing for .*: it was stopped"):

@@ -57,6 +57,8 @@ def test_serves_is_listed_and_drains(
     worker = start_worker("--device", "cpu", "--engines", "2", *options)
     worker.await_ready()
     assert worker.out == "ready: model demo on 2 engines, cpu\n"
+    configuration = worker.await_event("configuration")
+    assert (configuration["speculative"], configuration["engines"], configuration["seed"]) == ("ngram:5", 2, 0)
     url = str(worker.await_event("metrics_served")["url"])
     assert httpx.get(url.replace("/metrics", "/readyz"), timeout=DEADLINE_S).status_code == 200
 

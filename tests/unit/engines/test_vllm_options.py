@@ -85,8 +85,8 @@ def test_options_set_by_the_operator_are_not_replaced() -> None:
     assert "OMP_NUM_THREADS" not in vllm_environment(_config(device="cuda"), {}, num_cores=8)
 
 
-@pytest.mark.parametrize("version", ["0.31.4", "0.33.0", "1.0", "dev", ""])
+@pytest.mark.parametrize("version", ["0.31.4", "0.34.0", "1.0", "dev", ""])
 def test_a_version_that_was_not_tried_is_refused(version: str) -> None:
-    assert check_version("0.32.7+cpu") == "0.32.7+cpu"
-    with pytest.raises(ConfigurationError, match=r"supports vLLM 0\.32"):
+    assert [check_version(one) for one in ("0.32.7+cpu", "0.33.0")] == ["0.32.7+cpu", "0.33.0"]
+    with pytest.raises(ConfigurationError, match=r"supports vLLM 0\.32 to 0\.33"):
         check_version(version)

@@ -64,8 +64,9 @@ def test_all_sources_give_the_same_configuration(write: Callable[[str], Path]) -
             words += words_of(option, sample(option)[0])
             lines.append(f"{option.name} = {sample(option)[1]}")
             environment[option.variable] = sample(option)[0]
-    # The last four are other engines' than the sample of `engine`.
+    # The last ones are other engines' than the sample of `engine`.
     of_others = {"engine_url": "", "engine_command": "", "speculative": "off", "enable_lora": False}
+    of_others |= {"executor": ""}
     # Neither goes with that of `enable_prefix_caching`.
     of_others |= {"kv_offload_memory": None, "kv_offload_dir": ""}
     # Nor these with those of `deterministic` and others.

