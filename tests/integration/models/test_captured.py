@@ -11,12 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.kernels import paged_attention, rotary
+from penstock.kernels.paged_attention import PagedBatch
 from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.models import forward
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
 from penstock.worker.models.adapters.targets import layers_of, targets_of
@@ -32,6 +36,7 @@ from penstock.worker.models.lean.captured import (
     token_sizes,
 )
 from penstock.worker.models.lean.forward import LeanForward
+from penstock.worker.models.lean.step_graphs import DecodeGraphs, GraphLayout
 from penstock.worker.models.loading.preparing import prepare, use_eight_bit_cache
 
 from .lean_models import SETTINGS, in_groups, make_model, make_step, poison
@@ -231,6 +236,59 @@ def test_adapters_have_separate_graphs(device: torch.device, recording: Recordin
     assert recording.num_replayed == NUM_REPLAYED
     base = [lean.run(step) for step in plain]
     assert not any(torch.allclose(ours, theirs) for ours, theirs in zip(found[1:3], base[1:3], strict=True))
+
+
+class _Copies(TorchDispatchMode):
+    """Counts copies from one tensor into another."""
+
+    num_copies = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_copies += func is torch.ops.aten.copy_.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_all_inputs_of_a_step_are_copied_at_once() -> None:
+    """Besides the block table, which is copied on from there to its place."""
+    layout = GraphLayout(8, 1, BLOCK_SIZE, 32, torch.zeros(1, 4), (False, True))
+    batch = PagedBatch(torch.tensor([[3, 4], [5, 6]]), torch.tensor([13, 20]), [1, 1], [6, 1], BLOCK_SIZE)
+    step = ModelInput(
+        torch.tensor([7, 8]),
+        torch.tensor([5, 0]),
+        torch.tensor([0, 1]),
+        batch,
+        np.zeros(2, np.int64),
+        token_lora=torch.tensor([0, 1]),
+    )
+    captured_steps: list[ModelInput] = []
+
+    def capture(captured_step: ModelInput, out: Tensor) -> Callable[[], None]:
+        captured_steps.append(captured_step)
+        return lambda: None
+
+    graphs = DecodeGraphs((1, 3), layout, capture)
+    with _Copies() as copies:
+        assert graphs.replay(step) is not None
+    assert copies.num_copies == 2
+    (largest,) = (each for each in captured_steps if len(each.token_ids) == 3 and each.token_lora is not None)
+    assert [largest.token_ids.tolist(), largest.positions.tolist()] == [[7, 8, 0], [5, 0, 0]]
+    assert largest.token_lora is not None
+    assert largest.token_lora.tolist() == [0, 1, -1]
+    assert largest.batch.slot_mapping.tolist() == [13, 20, -1]
+    assert largest.batch.device_rows.seq_lens.tolist() == [6, 1, 0]
+    assert largest.batch.block_table[:2, :2].tolist() == [[3, 4], [5, 6]]
+
+
+def test_a_step_that_no_graph_takes_moves_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "to_device", lambda array, device: torch.from_numpy(array).to(device))
+    table = torch.tensor([[[3], [4]]])
+    batch = PagedBatch(table[0], torch.tensor([13, 16]), [1, 1], [2, 1], BLOCK_SIZE, group_tables=table)
+    step = ModelInput(torch.tensor([7, 8]), torch.tensor([1, 0]), torch.tensor([1]), batch, np.zeros(2, np.int64))
+    moved = step.on_device(torch.device("meta"))
+    tensors = moved.token_ids, moved.positions, moved.logit_rows, moved.batch.slot_mapping, moved.batch.group_tables
+    assert all(tensor is not None and tensor.device.type == "meta" for tensor in tensors)
+    assert (moved.batch.query_lens, moved.batch.seq_lens, moved.token_lora) == ([1, 1], [2, 1], None)
+    assert moved.on_device(torch.device("meta")) is moved
 
 
 @torch.inference_mode()

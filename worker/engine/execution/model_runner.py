@@ -20,6 +20,7 @@ from ....kernels.paged_attention import PagedBatch
 from ....shared.messages.outcome import TokenLogprobs
 from ...models.adapters.slots import AdapterSlots
 from ...models.forward import ModelInput, VisionInputs
+from ...models.lean.captured import CapturedForward
 from ...models.loaded import LoadedModel
 from ...models.placing.device import to_device
 from ..core.step_input import IntArray, StepInput
@@ -76,6 +77,8 @@ class ModelRunner:
     def __init__(self, model: LoadedModel, batch: InputBatch, adapters: AdapterSlots | None = None) -> None:
         self._model = model
         self._device = model.device
+        # Graphs take all inputs from the host in one copy.
+        self._input_device = torch.device("cpu") if isinstance(model.forward, CapturedForward) else model.device
         self._batch = batch
         self._adapters = adapters
         self.score_prompts: ScorePrompts = partial(prompt_logprobs_of, one_by_one=self._is_batch_invariant)
@@ -201,29 +204,29 @@ class ModelRunner:
         batch = self._paged(step, max_blocks)
         embeds, vision_inputs = self._vision_inputs(step)
         return ModelInput(
-            token_ids=to_device(step.token_ids, self._device),
-            positions=to_device(step.positions, self._device),
-            logit_rows=to_device(logit_rows, self._device),
+            token_ids=to_device(step.token_ids, self._input_device),
+            positions=to_device(step.positions, self._input_device),
+            logit_rows=to_device(logit_rows, self._input_device),
             batch=batch,
             state_slots=step.rows,
             inputs_embeds=embeds,
             vision_inputs=vision_inputs,
-            token_lora=None if step.token_lora is None else to_device(step.token_lora, self._device),
-            token_types=None if step.token_types is None else to_device(step.token_types, self._device),
+            token_lora=None if step.token_lora is None else to_device(step.token_lora, self._input_device),
+            token_types=None if step.token_types is None else to_device(step.token_types, self._input_device),
         )
 
     def _paged(self, step: StepInput, max_blocks: int) -> PagedBatch:
         """Return the cache locations of ``step``; its requests have at most ``max_blocks`` blocks each."""
         lens = step.query_lens.tolist(), step.seq_lens.tolist(), self._batch.block_size
         ends = self._batch.visible_ends.select(step)
-        visible_ends = None if ends is None else to_device(ends, self._device)
+        visible_ends = None if ends is None else to_device(ends, self._input_device)
         tables = self._batch.tables
         if tables.tables is None or step.group_slots is None:
-            table = to_device(tables.table[step.rows, :max_blocks], self._device)
-            slots = to_device(step.slot_mapping, self._device)
+            table = to_device(tables.table[step.rows, :max_blocks], self._input_device)
+            slots = to_device(step.slot_mapping, self._input_device)
             return PagedBatch(table, slots, *lens, visible_ends=visible_ends)
-        group_tables = to_device(np.ascontiguousarray(tables.tables[:, step.rows, :max_blocks]), self._device)
-        slots = to_device(step.group_slots, self._device)
+        group_tables = to_device(np.ascontiguousarray(tables.tables[:, step.rows, :max_blocks]), self._input_device)
+        slots = to_device(step.group_slots, self._input_device)
         return PagedBatch(
             group_tables[0], slots[0], *lens, visible_ends=visible_ends, group_tables=group_tables, group_slots=slots
         )

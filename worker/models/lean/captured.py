@@ -1,9 +1,9 @@
 """The lean path's steps as CUDA graphs: one launch instead of hundreds.
 
-A step is copied into buffers with fixed addresses, and replayed at the next larger captured size: a step of decodes
-only by its number of rows, another by its numbers of tokens and rows. Unused rows and tokens have no slot and no
-length: they store nothing, read nothing and their results are ignored. A step of another kind, or a larger one, runs
-one operation at a time, as without graphs.
+A step is copied from the host into buffers with fixed addresses, in one copy, and replayed at the next larger captured
+size: a step of decodes only by its number of rows, another by its numbers of tokens and rows. Unused rows and tokens
+have no slot and no length: they store nothing, read nothing and their results are ignored. A step of another kind, or a
+larger one, runs one operation at a time, as without graphs.
 
 The product with ``lm_head`` is in no graph. Its result belongs to the step, which changes it when it samples, so a
 graph would have to return a copy: with 256 rows of 151,936 words in 16 bits 78 MB to read and to write, 50 us at 3
@@ -201,7 +201,7 @@ class CapturedForward(LeanWrapper):
                 if hidden is not None:
                     # The result is read in stream order, before the next step's replay overwrites it.
                     return self.network.logits(hidden)
-        return self.lean.run(step)
+        return self.lean.run(step.on_device(self.network.embed_tokens.weight.device))
 
     def _weight_addresses(self) -> tuple[int, ...]:
         """Return the addresses of the first and last weight. Weights move together, so two addresses detect a move

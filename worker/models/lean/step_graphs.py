@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,10 @@ from torch import Tensor
 
 from ....kernels.paged_attention import DeviceRows, PagedBatch
 from ..forward import ModelInput
-from ..placing.device import to_device
+from ..placing.device import host_array, to_device
+
+# Of the first bytes of tensors.
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
@@ -37,89 +42,158 @@ class GraphLayout:
     has_adapters: tuple[bool, ...]
 
 
-class _Buffers:
-    """Inputs and result of steps of up to ``N`` tokens of up to ``B`` rows. Initially all are unused."""
+class _Inputs:
+    """Tensors at fixed addresses on a device, whose contents come from the host in one copy.
 
-    def __init__(self, num_tokens: int, num_rows: int, layout: GraphLayout) -> None:
+    A copy of its own for each of them would take the host as long as the launch of a graph.
+
+    Args:
+        shapes: of the tensors, by name.
+        num_table_entries: most numbers of the block tables of a step, which follow the tensors in the copy.
+    """
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], num_table_entries: int, device: torch.device
+    ) -> None:
+        self._shapes = {
+            name: (shape, torch.zeros(0, dtype=dtype).numpy().dtype) for name, (shape, dtype) in shapes.items()
+        }
+        sizes = [_aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in shapes.values()]
+        self._begins = dict(zip(shapes, itertools.accumulate(sizes, initial=0), strict=False))
+        self._num_bytes = sum(sizes)
+        self._memory = torch.zeros(
+            self._num_bytes + num_table_entries * torch.int64.itemsize, dtype=torch.uint8, device=device
+        )
+        self.tensors = {
+            name: self._memory[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            for (name, begin), (shape, dtype) in zip(self._begins.items(), shapes.values(), strict=True)
+        }
+
+    def copy(self, table: NDArray[Any], write: Callable[[dict[str, NDArray[Any]]], None]) -> Tensor:
+        """Copy arrays that ``write`` fills, by the tensors' names, and return a copy of ``table`` on the device.
+
+        It is valid until the next call.
+        """
+        # Torch reuses a pinned buffer when the event after its last copy has passed, however many steps are in flight.
+        is_pinned = self._memory.device.type == "cuda"
+        num_bytes = self._num_bytes + table.size * torch.int64.itemsize
+        memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+        host = memory.numpy()
+        write(
+            {
+                name: host[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+                for (name, begin), (shape, dtype) in zip(self._begins.items(), self._shapes.values(), strict=True)
+            }
+        )
+        host[self._num_bytes :].view(np.int64).reshape(table.shape)[...] = table
+        self._memory[:num_bytes].copy_(memory, non_blocking=True)
+        return self._memory[self._num_bytes : num_bytes].view(torch.int64).view(table.shape)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class _Buffers:
+    """Inputs and result of steps of up to ``N`` tokens of up to ``B`` rows. Initially all are unused.
+
+    Args:
+        shapes: of further inputs, by name.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        num_rows: int,
+        layout: GraphLayout,
+        shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    ) -> None:
         self._layout = layout
-        self._new = partial(torch.zeros, dtype=torch.int64, device=layout.like.device)
-        self._token_ids, self._positions = self._new(num_tokens), self._new(num_tokens)
-        self._slots = self._new((layout.num_groups, num_tokens)) - 1
-        self._tables = self._new((layout.num_groups, num_rows, layout.num_columns))
-        self._token_lora = self._new(num_tokens) - 1
+        device, num_groups = layout.like.device, layout.num_groups
+        of_tokens = dict.fromkeys(("token_ids", "positions", "token_lora"), ((num_tokens,), torch.int64))
+        self._inputs = _Inputs(
+            {**of_tokens, "slots": ((num_groups, num_tokens), torch.int64), **shapes},
+            num_groups * num_rows * layout.num_columns,
+            device,
+        )
+        for name in ("slots", "token_lora"):
+            self._inputs.tensors[name].fill_(-1)
+        self._tables = torch.zeros((num_groups, num_rows, layout.num_columns), dtype=torch.int64, device=device)
         self.hidden = layout.like.new_zeros(num_rows, layout.like.shape[-1])
 
     def _input_of(self, num_tokens: int, logit_rows: Tensor, batch: PagedBatch, *, has_adapters: bool) -> ModelInput:
+        tensors = self._inputs.tensors
         return ModelInput(
-            token_ids=self._token_ids[:num_tokens],
-            positions=self._positions[:num_tokens],
+            token_ids=tensors["token_ids"][:num_tokens],
+            positions=tensors["positions"][:num_tokens],
             logit_rows=logit_rows,
             batch=batch,
             state_slots=np.zeros(len(logit_rows), np.int64),
-            token_lora=self._token_lora[:num_tokens] if has_adapters else None,
+            token_lora=tensors["token_lora"][:num_tokens] if has_adapters else None,
         )
 
     def _of_groups(self, num_tokens: int, num_rows: int) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Return tables and slots of the first group, and those of all if there are several, as a batch takes them."""
-        tables, slots = self._tables[:, :num_rows], self._slots[:, :num_tokens]
+        tables, slots = self._tables[:, :num_rows], self._inputs.tensors["slots"][:, :num_tokens]
         return tables[0], slots[0], (tables, slots) if len(tables) > 1 else ()
 
-    def _fill_tokens(self, step: ModelInput, size: int) -> None:
-        """Copy the tokens of ``step`` and their slots; mark the rest of the first ``size`` tokens unused."""
-        batch, num_tokens = step.batch, len(step.token_ids)
-        self._token_ids[:num_tokens].copy_(step.token_ids)
-        self._positions[:num_tokens].copy_(step.positions)
-        self._slots[:, :num_tokens].copy_(batch.slot_mapping if batch.group_slots is None else batch.group_slots)
+    def fill(self, step: ModelInput, size: int) -> None:
+        """Copy ``step``, which has no more logits than rows; mark the rest of the first ``size`` tokens unused."""
+        batch = step.batch
         # Table columns beyond the width belong to no request.
-        table = (batch.block_table if batch.group_tables is None else batch.group_tables)[..., : self._tables.shape[2]]
-        self._tables[:, : table.shape[-2], : table.shape[-1]].copy_(table)
-        if num_tokens < size:
-            self._slots[:, num_tokens:size].fill_(-1)
+        table = host_array(batch.block_table if batch.group_tables is None else batch.group_tables)
+        table = table.reshape(-1, *table.shape[-2:])[..., : self._tables.shape[2]]
+        staged = self._inputs.copy(table, partial(self._write, step, size))
+        self._tables[:, : table.shape[1], : table.shape[2]].copy_(staged)
+
+    def _write(self, step: ModelInput, size: int, arrays: dict[str, NDArray[Any]]) -> None:
+        """Write the tokens of ``step`` and their slots into the arrays of all inputs."""
+        batch, num_tokens = step.batch, len(step.token_ids)
+        slots = batch.slot_mapping if batch.group_slots is None else batch.group_slots
+        values = {"token_ids": step.token_ids, "positions": step.positions, "slots": slots}
         if step.token_lora is not None:
-            self._token_lora[:num_tokens].copy_(step.token_lora)
-            self._token_lora[num_tokens:size].fill_(-1)
+            values["token_lora"] = step.token_lora
+        for name, value in values.items():
+            arrays[name][..., :num_tokens] = host_array(value)
+            # An unused token has an id and a position that exist, and no slot and no adapter.
+            arrays[name][..., num_tokens:size] = 0 if name in ("token_ids", "positions") else -1
 
 
 class DecodeBuffers(_Buffers):
     """Buffers of steps in which each row has one token."""
 
     def __init__(self, num_rows: int, layout: GraphLayout) -> None:
-        super().__init__(num_rows, num_rows, layout)
-        self._seq_lens = torch.zeros(num_rows, dtype=torch.int32, device=layout.like.device)
+        super().__init__(num_rows, num_rows, layout, {"seq_lens": ((num_rows,), torch.int32)})
         self._logit_rows = torch.arange(num_rows, device=layout.like.device)
 
     def input_of(self, size: int, *, has_adapters: bool) -> ModelInput:
         """Return the first ``size`` rows as a step."""
         layout = self._layout
         table, slots, of_groups = self._of_groups(size, size)
-        batch = PagedBatch.captured_decode(
-            table, slots, self._seq_lens[:size], layout.max_seq_len, layout.block_size, *of_groups
-        )
+        seq_lens = self._inputs.tensors["seq_lens"][:size]
+        batch = PagedBatch.captured_decode(table, slots, seq_lens, layout.max_seq_len, layout.block_size, *of_groups)
         return self._input_of(size, self._logit_rows[:size], batch, has_adapters=has_adapters)
 
-    def fill(self, step: ModelInput, size: int) -> None:
-        """Copy the rows of ``step``, all decodes; mark the rest of the first ``size`` rows unused."""
-        self._fill_tokens(step, size)
-        num_rows = len(step.token_ids)
-        self._seq_lens[:num_rows].copy_(step.batch.device_rows.seq_lens)
-        if num_rows < size:
-            self._seq_lens[num_rows:size].zero_()
+    def _write(self, step: ModelInput, size: int, arrays: dict[str, NDArray[Any]]) -> None:
+        super()._write(step, size, arrays)
+        num_rows = len(step.batch.seq_lens)
+        arrays["seq_lens"][:num_rows] = step.batch.seq_lens
+        arrays["seq_lens"][num_rows:] = 0
 
 
 class PromptBuffers(_Buffers):
     """Buffers of steps in which some rows have several tokens."""
 
     def __init__(self, num_tokens: int, num_rows: int, layout: GraphLayout) -> None:
-        super().__init__(num_tokens, num_rows, layout)
-        # Row starts, their lengths, and those of decodes, in one tensor for a single copy.
-        self._rows = torch.zeros(3, num_rows + 1, dtype=torch.int32, device=layout.like.device)
-        self._rows[2] = -1
-        self._logit_rows = self._new(num_rows)
+        # Row starts, their lengths, and those of decodes.
+        shapes = {"rows": ((3, num_rows + 1), torch.int32), "logit_rows": ((num_rows,), torch.int64)}
+        super().__init__(num_tokens, num_rows, layout, shapes)
+        self._inputs.tensors["rows"][2] = -1
 
     def input_of(self, num_tokens: int, num_rows: int, *, has_adapters: bool) -> ModelInput:
         """Return the first ``num_tokens`` tokens and ``num_rows`` rows as a step."""
         table, slots, of_groups = self._of_groups(num_tokens, num_rows)
-        starts, seq_lens, decode_lens = self._rows
+        starts, seq_lens, decode_lens = self._inputs.tensors["rows"]
         rows = DeviceRows(
             starts[: num_rows + 1],
             seq_lens[:num_rows],
@@ -128,27 +202,26 @@ class PromptBuffers(_Buffers):
             decode_lens[:num_rows],
         )
         batch = PagedBatch.captured_rows(table, slots, rows, self._layout.block_size, *of_groups)
-        return self._input_of(num_tokens, self._logit_rows[:num_rows], batch, has_adapters=has_adapters)
+        logit_rows = self._inputs.tensors["logit_rows"][:num_rows]
+        return self._input_of(num_tokens, logit_rows, batch, has_adapters=has_adapters)
 
-    def fill(self, step: ModelInput, size: int) -> None:
-        """Copy ``step``, which has no more logits than rows; mark the rest of the first ``size`` tokens unused."""
-        self._fill_tokens(step, size)
-        self._rows.copy_(to_device(self._rows_of(step.batch), self._rows.device))
+    def _write(self, step: ModelInput, size: int, arrays: dict[str, NDArray[Any]]) -> None:
+        super()._write(step, size, arrays)
+        _write_rows(arrays["rows"], step.batch)
         # Logits of the other rows are not used, but their tokens must exist.
-        self._logit_rows.zero_()
-        self._logit_rows[: len(step.logit_rows)].copy_(step.logit_rows)
+        arrays["logit_rows"][:] = 0
+        arrays["logit_rows"][: len(step.logit_rows)] = host_array(step.logit_rows)
 
-    def _rows_of(self, batch: PagedBatch) -> NDArray[np.int32]:
-        """Return the content of ``_rows`` for ``batch``; an unused row begins where the last one ends."""
-        num_rows = len(batch.query_lens)
-        query_lens, seq_lens = np.asarray(batch.query_lens), np.asarray(batch.seq_lens)
-        rows = np.zeros(self._rows.shape, np.int32)
-        rows[0, 1 : num_rows + 1] = query_lens.cumsum()
-        rows[0, num_rows + 1 :] = batch.num_tokens
-        rows[1, :num_rows] = seq_lens
-        rows[2] = -1
-        rows[2, :num_rows] = np.where(query_lens == 1, seq_lens, -1)
-        return rows
+
+def _write_rows(rows: NDArray[Any], batch: PagedBatch) -> None:
+    """Write starts and lengths of the rows of ``batch``; an unused row begins where the last one ends."""
+    num_rows = len(batch.query_lens)
+    query_lens, seq_lens = np.asarray(batch.query_lens), np.asarray(batch.seq_lens)
+    rows[0, 0] = 0
+    rows[0, 1 : num_rows + 1] = query_lens.cumsum()
+    rows[0, num_rows + 1 :] = batch.num_tokens
+    rows[1, :num_rows], rows[1, num_rows:] = seq_lens, 0
+    rows[2, :num_rows], rows[2, num_rows:] = np.where(query_lens == 1, seq_lens, -1), -1
 
 
 # capture(step, out): record the computation that writes the hidden rows of ``step`` into ``out``; return a callable
@@ -185,8 +258,9 @@ class DecodeGraphs:
         size = self._sizes[place]
         self._buffers.fill(step, size)
         self._replays[size, step.token_lora is not None]()
-        is_whole = len(step.logit_rows) == num_rows
-        return self._buffers.hidden[:num_rows] if is_whole else self._buffers.hidden[step.logit_rows]
+        if len(step.logit_rows) == num_rows:
+            return self._buffers.hidden[:num_rows]
+        return self._buffers.hidden[to_device(host_array(step.logit_rows), self._buffers.hidden.device)]
 
 
 class PromptGraphs:
