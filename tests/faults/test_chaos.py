@@ -66,3 +66,12 @@ def test_chaos_with_shards(tmp_path: Path) -> None:
     """Each server dies now and then, and models move from one to another; the seed is one with moves at first."""
     report = run_chaos(tmp_path, 40, 16, "--shards", "2", "--engines", "4", "--seed", "3")
     assert report["events"]["move model"] >= 1
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("warm_python")
+def test_chaos_with_several_models(tmp_path: Path) -> None:
+    """Memory for one of three. The seed is one whose first faults are those of swaps."""
+    report = run_chaos(tmp_path, 12, 3, "--models", "3", "--seed", "21", interval_tokens=60)
+    assert report["swaps"]["num_swaps"] >= 3
+    assert len(report["swaps"]["served_after_s"]) == 3

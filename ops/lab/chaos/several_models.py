@@ -45,11 +45,11 @@ def make_models(folder: Path, number: int) -> list[Path]:
     for index in range(number):
         random = np.random.default_rng(index)
         path = shutil.copytree(MODEL, folder / f"demo{index}")
-        changed = {
+        noisy = {
             name: (values * (1 + _NOISE * random.standard_normal(values.shape))).astype(values.dtype)
             for name, values in weights.items()
         }
-        save_file(changed, path / "model.safetensors", metadata={"format": "pt"})
+        save_file(noisy, path / "model.safetensors", metadata={"format": "pt"})
         paths.append(path)
     return paths
 

@@ -86,8 +86,8 @@ class SwapTrouble:
 
     async def _kill_in_phase(self, role: str, before: ModelPhase, phase: ModelPhase) -> bool:
         """Stop the core of a model, wait until a swap waits for it, and kill a process."""
-        found = await self._watch.wait_for(lambda _, model: model.phase == before, _STEP_PATIENCE_S)
-        beat = await self._beat_of(found)
+        match = await self._watch.wait_for(lambda _, model: model.phase == before, _STEP_PATIENCE_S)
+        beat = await self._beat_of(match)
         if beat is None or not beat.core_pid:
             return False
         with suppress(psutil.NoSuchProcess):
@@ -103,8 +103,8 @@ class SwapTrouble:
         return False
 
     async def _kill_asleep(self, role: str) -> bool:
-        found = await self._watch.wait_for(lambda _, model: model.phase == ModelPhase.ASLEEP, _STEP_PATIENCE_S)
-        beat = await self._beat_of(found)
+        match = await self._watch.wait_for(lambda _, model: model.phase == ModelPhase.ASLEEP, _STEP_PATIENCE_S)
+        beat = await self._beat_of(match)
         return beat is not None and await self._kill(beat, f"{role}_pid")
 
     async def _kill_just_awake(self, role: str) -> bool:
@@ -121,10 +121,10 @@ class SwapTrouble:
         """Kill a process of a worker a short time after it was started."""
         former = set(self._processes())
         for _ in range(int(_STEP_PATIENCE_S / _LOAD_POLL_S)):
-            if started := [process for pid, process in self._processes().items() if pid not in former]:
+            if new := [process for pid, process in self._processes().items() if pid not in former]:
                 await asyncio.sleep(self._random.uniform(0, _LOAD_S))
                 with suppress(psutil.NoSuchProcess):
-                    self._random.choice(started).kill()
+                    self._random.choice(new).kill()
                     return True
                 return False
             await asyncio.sleep(_LOAD_POLL_S)
@@ -132,15 +132,15 @@ class SwapTrouble:
 
     async def _deny_memory(self) -> bool:
         """Limit the address space of a sleeping core to its present size, until the end of its next attempt to wake."""
-        found = await self._watch.wait_for(
+        match = await self._watch.wait_for(
             lambda _, model: model.phase == ModelPhase.ASLEEP and model.level != SleepLevel.DISK, _STEP_PATIENCE_S
         )
-        beat = await self._beat_of(found)
-        if found is None or beat is None or not beat.core_pid:
+        beat = await self._beat_of(match)
+        if match is None or beat is None or not beat.core_pid:
             return False
 
         def has_tried(_: DeviceRecord, model: DeviceModel) -> bool:
-            is_another = model.wake_failures != found[1].wake_failures or model.phase != ModelPhase.ASLEEP
+            is_another = model.wake_failures != match[1].wake_failures or model.phase != ModelPhase.ASLEEP
             return model.engine_id == beat.engine_id and is_another
 
         def has_ended(_: DeviceRecord, model: DeviceModel) -> bool:
@@ -160,15 +160,15 @@ class SwapTrouble:
 
     async def _in_a_swap(self, action: Action) -> bool:
         phases = (ModelPhase.WAKING, ModelPhase.FALLING_ASLEEP)
-        found = await self._watch.wait_for(lambda _, model: model.phase in phases, _STEP_PATIENCE_S)
-        return found is not None and await action()
+        match = await self._watch.wait_for(lambda _, model: model.phase in phases, _STEP_PATIENCE_S)
+        return match is not None and await action()
 
-    async def _beat_of(self, found: tuple[DeviceRecord, DeviceModel] | None) -> EngineHeartbeat | None:
+    async def _beat_of(self, match: tuple[DeviceRecord, DeviceModel] | None) -> EngineHeartbeat | None:
         """Return the heartbeat of the engine of a model; None if its process has not written one."""
-        if found is None:
+        if match is None:
             return None
         beats = await self._read_beats()
-        return next((beat for beat in beats if beat.engine_id == found[1].engine_id), None)
+        return next((beat for beat in beats if beat.engine_id == match[1].engine_id), None)
 
     def _processes(self) -> dict[int, psutil.Process]:
         """Return the processes below all supervisors."""
