@@ -58,7 +58,7 @@ from .scheduling.prefix_cache import NoPrefixCache, PrefixCache
 from .scheduling.request import ClockedTimeline, Request
 from .scheduling.scheduler import Scheduler
 from .setup.checks import check_options
-from .setup.host import load_native_kernels, processor
+from .setup.host import load_native_kernels, processor, set_loading_threads
 from .setup.layouts import choose_layout
 from .setup.pages import allocate_caches, make_hash_cache, make_tables, size_caches
 from .structured.admission import GrammarAdmission
@@ -129,6 +129,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     ordering = load_ordering(config.scheduling_policy)
     torch.manual_seed(config.seed)
     load_native_kernels(config)
+    set_loading_threads(config)
     model = ranks.load(partial(progress.enter, Phase.STARTING))
     slots = _attach_adapters(config, model)
     size = size_caches(config, model, ranks)

@@ -41,3 +41,13 @@ def test_the_ranks_of_an_engine_share_its_cores(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(host_setup, "usable_cores", lambda: 32)
     config = EngineConfig(model="m", num_engines_on_host=2, tensor_parallel_size=2, pipeline_parallel_size=2)
     assert host_setup.choose_num_threads(config, LARGE, is_native=False) == 3
+
+
+def test_torch_leaves_a_core_to_others_during_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(host_setup, "usable_cores", lambda: 2)
+    monkeypatch.setattr(host_setup.torch, "set_num_threads", chosen.append)
+    host_setup.set_loading_threads(EngineConfig(model="m"))
+    host_setup.set_loading_threads(EngineConfig(model="m", num_threads=2))
+    host_setup.set_loading_threads(EngineConfig(model="m", device="cuda"))
+    assert chosen == [1, 2]

@@ -31,7 +31,7 @@ from ...models.weights.part_state import part_path, write_part
 from ..control.rpc_methods import load_rpc_methods
 from ..control.traces import ProcessTraceRecorder
 from ..rpc import RpcEngine
-from ..setup.host import load_native_kernels, set_num_threads
+from ..setup.host import load_native_kernels, set_loading_threads, set_num_threads
 from .memory import capture_again, measure_rank
 from .messages import (
     Allocate,
@@ -223,6 +223,7 @@ def _load(first: RankConfigure, rendezvous_fd: int) -> Follower:
     config, folder = EngineConfig.decode(first.config_json), Path(first.folder)
     torch.manual_seed(config.seed)
     load_native_kernels(config)
+    set_loading_threads(config)
     groups = RankGroups.join(rendezvous_fd, config.layout, first.rank, config.device, first.timeout_s)
     model = load_model(config, folder, groups)
     set_num_threads(config, model)

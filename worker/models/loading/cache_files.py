@@ -11,6 +11,8 @@ from pathlib import Path
 def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Replace the file ``path`` by one with the content ``parts``, in one step. Its folder must exist.
 
+    The content is not synced, which takes seconds for large files: who reads a file checks it.
+
     Raises:
         OSError: the content cannot be written. The file is as before.
     """
@@ -19,7 +21,6 @@ def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
             for part in parts:
                 file.write(part)
             file.flush()
-            os.fsync(file.fileno())
             os.replace(file.name, path)
         except BaseException:
             os.unlink(file.name)
