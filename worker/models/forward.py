@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,14 +14,10 @@ from ...kernels.dispatch import AUTO
 from ...kernels.paged_attention import PagedBatch
 from .attention.call import AttentionCall
 from .parallel.groups import RankGroups
-from .placing.device import to_device
 from .plan import DecoderPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-_INDEX_TENSORS = ("token_ids", "positions", "logit_rows", "token_lora", "token_types")
 
 
 @dataclass(slots=True)
@@ -76,28 +72,6 @@ class ModelInput:
     token_lora: Tensor | None = None
     token_types: Tensor | None = None
     vision_inputs: VisionInputs | None = None
-
-    def on_device(self, device: torch.device) -> ModelInput:
-        """Return the step with its index tensors on ``device``, without waiting for it."""
-        if self.token_ids.device == device:
-            return self
-
-        def move(tensor: Tensor | None) -> Any:
-            return None if tensor is None else to_device(tensor.numpy(), device)
-
-        batch = self.batch
-        moved = {name: move(getattr(self, name)) for name in _INDEX_TENSORS}
-        moved["batch"] = PagedBatch(
-            move(batch.block_table),
-            move(batch.slot_mapping),
-            batch.query_lens,
-            batch.seq_lens,
-            batch.block_size,
-            visible_ends=move(batch.visible_ends),
-            group_tables=move(batch.group_tables),
-            group_slots=move(batch.group_slots),
-        )
-        return replace(self, **moved)
 
 
 @dataclass(frozen=True)

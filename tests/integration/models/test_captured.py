@@ -20,13 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from penstock.kernels import paged_attention, rotary
 from penstock.kernels.paged_attention import PagedBatch
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models import forward
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
 from penstock.worker.models.adapters.targets import layers_of, targets_of
 from penstock.worker.models.attention.pages import plan_pages
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
-from penstock.worker.models.lean import captured
+from penstock.worker.models.lean import captured, step_graphs
 from penstock.worker.models.lean.captured import (
     CapturedForward,
     CudaGraphRecorder,
@@ -36,7 +35,7 @@ from penstock.worker.models.lean.captured import (
     token_sizes,
 )
 from penstock.worker.models.lean.forward import LeanForward
-from penstock.worker.models.lean.step_graphs import DecodeGraphs, GraphLayout
+from penstock.worker.models.lean.step_graphs import DecodeGraphs, GraphLayout, on_device
 from penstock.worker.models.loading.preparing import prepare, use_eight_bit_cache
 
 from .lean_models import SETTINGS, in_groups, make_model, make_step, poison
@@ -280,15 +279,15 @@ def test_all_inputs_of_a_step_are_copied_at_once() -> None:
 
 
 def test_a_step_that_no_graph_takes_moves_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "to_device", lambda array, device: torch.from_numpy(array).to(device))
+    monkeypatch.setattr(step_graphs, "to_device", lambda array, device: torch.from_numpy(array).to(device))
     table = torch.tensor([[[3], [4]]])
     batch = PagedBatch(table[0], torch.tensor([13, 16]), [1, 1], [2, 1], BLOCK_SIZE, group_tables=table)
     step = ModelInput(torch.tensor([7, 8]), torch.tensor([1, 0]), torch.tensor([1]), batch, np.zeros(2, np.int64))
-    moved = step.on_device(torch.device("meta"))
+    moved = on_device(step, torch.device("meta"))
     tensors = moved.token_ids, moved.positions, moved.logit_rows, moved.batch.slot_mapping, moved.batch.group_tables
     assert all(tensor is not None and tensor.device.type == "meta" for tensor in tensors)
     assert (moved.batch.query_lens, moved.batch.seq_lens, moved.token_lora) == ([1, 1], [2, 1], None)
-    assert moved.on_device(torch.device("meta")) is moved
+    assert on_device(moved, torch.device("meta")) is moved
 
 
 @torch.inference_mode()

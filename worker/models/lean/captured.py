@@ -28,7 +28,7 @@ from ..forward import Forward, ModelInput
 from .forward import LeanForward, LeanWrapper
 from .layers.feed_forward import OwnMlp
 from .layers.rotation import AngleTable
-from .step_graphs import DecodeGraphs, GraphLayout, PromptGraphs
+from .step_graphs import DecodeGraphs, GraphLayout, PromptGraphs, on_device
 
 log = structlog.get_logger(__name__)
 
@@ -201,7 +201,7 @@ class CapturedForward(LeanWrapper):
                 if hidden is not None:
                     # The result is read in stream order, before the next step's replay overwrites it.
                     return self.network.logits(hidden)
-        return self.lean.run(step.on_device(self.network.embed_tokens.weight.device))
+        return self.lean.run(on_device(step, self.network.embed_tokens.weight.device))
 
     def _weight_addresses(self) -> tuple[int, ...]:
         """Return the addresses of the first and last weight. Weights move together, so two addresses detect a move

@@ -6,7 +6,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from ....kernels.paged_attention import DeviceRows, PagedBatch
 from ..forward import ModelInput
 from ..placing.device import host_array, to_device
 
+_INDEX_TENSORS = ("token_ids", "positions", "logit_rows", "token_lora", "token_types")
 # Of the first bytes of tensors.
 _ALIGNMENT = 16
 
@@ -300,3 +301,26 @@ class PromptGraphs:
         self._buffers.fill(step, size)
         self._replays[size, self._row_sizes[rows], step.token_lora is not None]()
         return self._buffers.hidden[:num_logits]
+
+
+def on_device(step: ModelInput, device: torch.device) -> ModelInput:
+    """Return ``step`` with its index tensors on ``device``, without waiting for it."""
+    if step.token_ids.device == device:
+        return step
+
+    def move(tensor: Tensor | None) -> Any:
+        return None if tensor is None else to_device(tensor.numpy(), device)
+
+    batch = step.batch
+    moved = {name: move(getattr(step, name)) for name in _INDEX_TENSORS}
+    moved["batch"] = PagedBatch(
+        move(batch.block_table),
+        move(batch.slot_mapping),
+        batch.query_lens,
+        batch.seq_lens,
+        batch.block_size,
+        visible_ends=move(batch.visible_ends),
+        group_tables=move(batch.group_tables),
+        group_slots=move(batch.group_slots),
+    )
+    return replace(step, **moved)
