@@ -15,6 +15,7 @@ from . import (
     runbook,
     series,
     system,
+    usage,
     webhooks,
 )
 
@@ -28,6 +29,7 @@ _SECTIONS = (
     dead.SECTION,
     batches.SECTION,
     webhooks.SECTION,
+    usage.SECTION,
     runbook.SECTION,
     series.SECTION,
     system.SECTION,
