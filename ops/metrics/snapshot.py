@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from redis.exceptions import NoPermissionError, RedisError
@@ -22,6 +22,7 @@ from ...shared.process.log import get_logger
 from ...shared.redis_access.check import info_fields
 from ...shared.shards import HOME, check_servers, make_commands, make_servers
 from ...shared.values.distribution import VERSION
+from .usage import usage_samples
 from .wanted import ServiceRate, WantedOptions, wanted_engines
 
 log = get_logger(__name__)
@@ -132,7 +133,16 @@ class Snapshot:
         parked = await asyncio.gather(*(self._parked(commands, state.model) for state in states))
         of_states = [sample for state in states for sample in state.samples()]
         of_devices = await read_device_samples(commands, self._keys)
-        return states, [*of_states, *of_devices, *(sample for samples in parked for sample in samples)]
+        usage = await self._usage(commands, [state.model for state in states])
+        return states, [*of_states, *of_devices, *usage, *(sample for samples in parked for sample in samples)]
+
+    async def _usage(self, commands: CommandConnection, models: Sequence[str]) -> list[Sample]:
+        try:
+            async with asyncio.timeout(SCRAPE_PATIENCE_S):
+                return await usage_samples(commands, self._keys, models)
+        except (TimeoutError, PenstockError, RedisError) as error:
+            log.warning("snapshot_incomplete", reason=str(error) or "Redis does not answer in time")
+            return []
 
     async def _parked(self, commands: CommandConnection, model: str) -> list[Sample]:
         try:

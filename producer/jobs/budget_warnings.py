@@ -7,6 +7,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
+from redis.exceptions import NoPermissionError
 
 from ...shared.partitions.budgets import BudgetStore, sync_budgets
 from ...shared.queue.budgets import BudgetState
@@ -22,7 +23,10 @@ THRESHOLDS = {0.8: "budget.warning", 1.0: "budget.exhausted"}
 
 async def warn_of_budgets(context: JobContext) -> None:
     """Create the events that are due. Each is created once per budget, limit, period and threshold."""
-    budgets = await BudgetStore(context.connection, context.keys).read_all()
+    try:
+        budgets = await BudgetStore(context.connection, context.keys).read_all()
+    except NoPermissionError:
+        return  # an ACL file of an older version; other work goes on
     if not any(budget.webhook_url for budget in budgets):
         return
     now = int((await context.connection.execute("TIME"))[0])

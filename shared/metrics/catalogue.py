@@ -152,6 +152,9 @@ QUEUES = (
     MetricSpec("queue_warm_kept_requests", COUNTER, "Such requests that went to that engine", OF_MODEL),
     MetricSpec("wanted_engines", GAUGE, "Number of engines that the load needs", OF_MODEL),
     MetricSpec("dead_letter_requests", GAUGE, "Parked requests", OF_MODEL),
+    MetricSpec(
+        "tenant_tokens_today", GAUGE, "Tokens of the 50 largest tenants; `*` for others", (MODEL, "tenant", "kind")
+    ),
 )
 
 
@@ -183,6 +186,7 @@ DEPLOYMENT = (
     MetricSpec("snapshot_ok", GAUGE, "1 if the last read of queues and engines succeeded", ()),
     MetricSpec("snapshot_age_seconds", GAUGE, "Time since the last successful read", ()),
     MetricSpec("webhook_deliveries", GAUGE, "Webhook deliveries by state", ("state",)),
+    MetricSpec("budget_used_share", GAUGE, "Spent share of a budget", ("tenant", "key", "period")),
     MetricSpec("open_batches", GAUGE, "Batches that have not ended", ()),
     MetricSpec("redis_used_memory_bytes", GAUGE, "Memory that Redis uses", ("server",)),
     MetricSpec("redis_max_memory_bytes", GAUGE, "Memory limit of Redis; 0 without a limit", ("server",)),

@@ -240,8 +240,11 @@ def _of_workers(keys: Keys) -> Reach:
             _any_with_prefix(keys.engine("")),
             _any_with_prefix(keys.process("")),
             _any_with_prefix(keys.device("")),
+            as_literal(keys.budgets_synced()),
         ),
-        reads=_literals(keys.layouts(), keys.adapters(), keys.adapter_numbers()),
+        reads=_literals(
+            keys.layouts(), keys.adapters(), keys.adapter_numbers(), keys.budgets(), keys.forgotten_models()
+        ),
         channels=(keys.of_all_models(), keys.of_workers()),
     )
 
@@ -256,7 +259,7 @@ def _of_gateways(keys: Keys) -> Reach:
             keys.responses(),
         ),
         # It says whether webhooks wait for a jobs process.
-        reads=(*client.reads, *_literals(keys.api_keys(), keys.webhook_models())),
+        reads=(*client.reads, *_literals(keys.api_keys(), keys.webhook_models(), keys.forgotten_models())),
         only=client.only,
         channels=client.channels,
     )
@@ -273,7 +276,10 @@ def _of_jobs(keys: Keys) -> Reach:
             keys.of_webhooks(),
             f"{ARQ_KEYS}*",
         ),
-        reads=(as_literal(keys.models()), as_literal(keys.layouts()), _any_with_prefix(keys.engine(""))),
+        reads=(
+            *_literals(keys.models(), keys.layouts(), keys.budgets(), keys.forgotten_models()),
+            _any_with_prefix(keys.engine("")),
+        ),
         channels=client.channels,
     )
 

@@ -18,13 +18,18 @@ from penstock.ops.metrics.app import build_app
 from penstock.ops.metrics.snapshot import Snapshot
 from penstock.ops.metrics.wanted import WantedOptions
 from penstock.producer import Client, SamplingParams
+from penstock.shared.broker import Broker, EngineCapacity, FinalRecord
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.presence import ProcessKind, read_processes
 from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.keys import Keys
+from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.devices import DeviceModel, DeviceRecord
+from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.messages.supervision import EngineState
 from penstock.shared.metrics.exposition import MetricNames
+from penstock.shared.partitions.budgets import BudgetStore
+from penstock.shared.queue.budgets import Budget
 from penstock.shared.stats import EngineStats
 
 from ...redis_server import DEADLINE_S, RedisServer
@@ -106,6 +111,26 @@ async def test_a_queue_has_metrics_while_no_engine_runs(
     # What waits in a queue that is paused waits for a person.
     await client.pause_generation(model="m")
     await until_told(http, 'penstock_wanted_engines{model_name="m"} 0.0')
+
+
+async def test_usage_has_a_bounded_number_of_labels(server: RedisServer, http: httpx.AsyncClient) -> None:
+    await serve(server.url, EngineState.READY)
+    commands, keys = CommandConnection(server.url), Keys()
+    broker = Broker(commands, keys.model("m"))
+    for number in range(52):
+        await broker.enqueue(f"r{number}", b"p", result_ttl_ms=60_000, tenant=f"t{number:02}")
+        (claim,) = (await broker.claim("e", EngineCapacity(max_num_seqs=1))).claims
+        delta = Delta(token_ids=[1] * (100 - number), finish_reason=FinishReason.STOP, usage=Usage(10, 100 - number))
+        assert await broker.finish([FinalRecord(f"r{number}", claim.epoch, delta)]) == []
+    await BudgetStore(commands, keys).set_budget(Budget(tenant="t00", limit=220.0))
+    await commands.close()
+    text = await until_told(
+        http,
+        'penstock_tenant_tokens_today{kind="output",model_name="m",tenant="t00"} 100.0',
+        'penstock_tenant_tokens_today{kind="output",model_name="m",tenant="*"} 99.0',
+        'penstock_budget_used_share{key="",period="month",tenant="t00"} 0.5',
+    )
+    assert text.count('penstock_tenant_tokens_today{kind="output"') == 51
 
 
 async def test_an_engine_is_requested_for_a_model_that_no_worker_has_served(
