@@ -27,15 +27,8 @@ from .small_config import small_config
 
 _FAMILIES = (
     "llama",
-    "mistral",
-    "qwen2",
     "qwen3",
-    "gemma2",
     "gemma3_text",
-    "olmo2",
-    "phi3",
-    "glm4",
-    "granite",
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
