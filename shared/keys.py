@@ -67,6 +67,7 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:{MODEL}:tenants                     hash      tenant -> TenantPolicy, where it has its own; for ever
     NS:{MODEL}:deadlines                   zset      requests that have one, by it; removed at their end
     NS:{MODEL}:payload:ID                  string    encoded request from its first claim to its end
+    NS:{MODEL}:retry:ID                    string    encoded request that an operator may retry; as its result
     NS:{MODEL}:image:DIGEST                string    bytes of an image, by their SHA-256; while it has users
     NS:{MODEL}:image_users:DIGEST          set       requests that need it, parked ones as {parked}ID; as those
     NS:{MODEL}:rooms                       hash      engine -> its capacity and load; removed with its claims
@@ -379,6 +380,9 @@ class ModelKeys:
 
     def payload(self, request_id: str) -> str:
         return f"{self.prefix}payload:{check_text('request_id', request_id)}"
+
+    def retry(self, request_id: str) -> str:
+        return f"{self.prefix}retry:{check_text('request_id', request_id)}"
 
     def series(self, step_s: int, start: int) -> str:
         return f"{self.prefix}series:{step_s}:{start}"

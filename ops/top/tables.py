@@ -57,6 +57,12 @@ def _cancel_request(row: Row, _: View) -> Offer:
 
 
 @_needs_row
+def _retry_request(row: Row, _: View) -> Offer:
+    form = {"model": row["model"], "id": row["request"]}
+    return _offer("/request/retry", f"queue request {row['request']} again, from its prompt?", form)
+
+
+@_needs_row
 def _sleep_or_wake(row: Row, _: View) -> Offer:
     form = {"engine": row["engine"], "of": row["model"]}
     if row["state"] == "sleeping":
@@ -261,7 +267,7 @@ REQUESTS = Table(
     identity=("model", "request"),
     headline=_requests_lines,
     opens=_open_request,
-    moves=(Move("c", "cancel", _cancel_request),),
+    moves=(Move("c", "cancel", _cancel_request), Move("r", "retry", _retry_request)),
     has_model=True,
 )
 

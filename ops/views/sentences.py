@@ -17,6 +17,7 @@ _CHANGES: Mapping[str, tuple[str, str, str]] = {
     "request.cancel": ("cancelled", "cancel", "request {target} of {model}"),
     "request.cancel_all": ("cancelled", "cancel", "requests of {target}"),
     "request.retry": ("retried", "retry", "request {target} of {model}"),
+    "request.retry_all": ("retried", "retry", "requests of {target}"),
     "dead.replay": ("retried", "retry", "parked request {target} of {model}"),
     "dead.purge": ("purged", "purge", "parked request {target} of {model}"),
     "dead.replay_all": ("retried", "retry", "parked requests of {target}"),

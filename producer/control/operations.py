@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from ...shared.broker import DeadLetter, Queue, RequestFilter
-from ...shared.broker.bulk import cancel_matching, purge_parked, replay_parked
+from ...shared.broker.bulk import AT_ONCE, cancel_matching, purge_parked, replay_parked
 from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import Audit
 from ...shared.errors import ConfigurationError, RequestNotFoundError
@@ -100,6 +101,27 @@ class Operations:
                     f"request {shown(request_id)} of model {shown(model)} is unknown or has expired"
                 )
             return state
+
+    async def retry(self, model: str, request_id: str) -> None:
+        """Queue a request again that failed, was cancelled or expired; see ``Broker.retry``.
+
+        Raises:
+            RequestNotFoundError: it has not ended so, its result has expired, or its input is not retained.
+        """
+        async with self.audit.audited("request.retry", request_id, model=model):
+            if not await PartitionedBroker(self._connection, self._keys, model, self._layouts).retry(request_id):
+                raise RequestNotFoundError(
+                    f"request {shown(request_id)} of model {shown(model)} cannot be retried: it has not failed, been "
+                    "cancelled or expired, or its input is no longer stored; send it again"
+                )
+
+    async def retry_all(self, model: str, request_ids: Sequence[str]) -> int:
+        """Retry many requests, and return how many were queued: those whose input is retained."""
+        broker = PartitionedBroker(self._connection, self._keys, model, self._layouts)
+        async with self.audit.audited("request.retry_all", model) as details:
+            parts = [request_ids[start : start + AT_ONCE] for start in range(0, len(request_ids), AT_ONCE)]
+            details["retried"] = count = sum([sum(await asyncio.gather(*map(broker.retry, ids))) for ids in parts])
+            return count
 
     async def replay_dead(self, model: str, request_id: str) -> bool:
         """Requeue a parked request; see ``DeadLetter.replay``."""

@@ -250,6 +250,14 @@ class Broker:
         state = await self._run_script("cancel", [self.keys.request(request_id)], [request_id])
         return None if state is None else RequestState(state.decode())
 
+    async def retry(self, request_id: str) -> bool:
+        """Queue a request again that failed, was cancelled or expired: detached, under its id, from its prompt.
+
+        False if it is in another state, or its input is not retained: that of interactive requests, of requests with
+        images or with a prompt in parts, and of purged ones never is.
+        """
+        return bool(await self._run_script("replay", [self.keys.leases], [request_id, 1]))
+
     async def leave(self, request_id: str, ttl_ms: int) -> None:
         """Let an interactive request outlive its client by ``ttl_ms``, then for as long as a reader listens."""
         await self._run_script("leave", [self.keys.request(request_id)], [request_id, ttl_ms])

@@ -82,6 +82,10 @@ class PartitionedBroker:
         """Cancel as ``Broker.cancel``."""
         return await (await self.find(request_id)).cancel(request_id)
 
+    async def retry(self, request_id: str) -> bool:
+        """Retry as ``Broker.retry``."""
+        return await (await self.find(request_id)).retry(request_id)
+
     async def count_known(self, request_ids: Sequence[str]) -> int:
         """Count as ``Broker.count_known``."""
         brokers = self.all((await self._layouts.recent(self._model)).num_known)

@@ -21,6 +21,7 @@ from ..source import PageSnapshot, Source, together
 MOST_LOGS = 100
 # An expired request changes only if its id is reused.
 EXPIRED_CACHED_S = 30.0
+RETRYABLE = (RequestState.FAILED, RequestState.CANCELLED, RequestState.EXPIRED)
 
 
 async def _read_request(snapshot: PageSnapshot, params: Params, access: Access) -> View:
@@ -30,15 +31,17 @@ async def _read_request(snapshot: PageSnapshot, params: Params, access: Access) 
     status = await (await snapshot.queue(model)).status(request_id)
     if status is None:
         return await _read_expired(snapshot, model, request_id)
-    events, arrived_ms, payload, output = await together(
+    events, arrived_ms, payload, output, can_retry = await together(
         RequestHistory(source.connection, broker.keys).history(request_id),
         source.connection.execute("HGET", broker.keys.request(request_id), "arrived_at"),
         _payload(source, broker.keys, status),
         _read_log(source, broker, request_id),
+        source.connection.execute("EXISTS", broker.keys.retry(request_id)),
     )
     facts = _facts(status, output, int(arrived_ms or 0) / 1000)
     return {
         **_state_and_timeline(snapshot, model, status, events, facts),
+        "can_retry": bool(can_retry) and status.state in RETRYABLE,
         "output": output,
         "text": _tail(output.text) if output and access.sees_contents else "",
         "is_cut": output is not None and len(output.text) > MAX_SHOWN_CHARS,
@@ -90,6 +93,7 @@ def _state_and_timeline(
         "request_id": status.request_id,
         "status": status,
         "is_expired": False,
+        "can_retry": False,
         "row": facts,
         "rows": spans,
         "bars": bars_of(spans),
@@ -100,9 +104,11 @@ def _state_and_timeline(
 
 
 async def _payload(source: Source, keys: ModelKeys, status: RequestStatus) -> bytes | None:
-    """Return the encoded request. It is in its lane until the first claim, then under its own key until its end."""
+    """Return the encoded request. It is in its lane until the first claim, then in a key until its end, and in
+    another as long as it can be retried."""
     request_id = status.request_id
-    payload = await source.connection.execute("GET", keys.payload(request_id))
+    key = keys.retry(request_id) if status.state in RETRYABLE else keys.payload(request_id)
+    payload = await source.connection.execute("GET", key)
     if payload is not None or status.state is not RequestState.QUEUED:
         return payload
     entry = await source.connection.execute("HGET", keys.request(request_id), "entry")
@@ -138,6 +144,12 @@ def _tail(text: str) -> str:
     return text[-MAX_SHOWN_CHARS:]
 
 
+async def _retry_request(context: ActionContext) -> str:
+    request_id = field_of(context.form, "id")
+    await context.source.operations.retry(field_of(context.form, "model"), request_id)
+    return f"{request_id} is queued again; it restarts from its prompt"
+
+
 async def _cancel_request(context: ActionContext) -> str:
     state = await context.source.operations.cancel(field_of(context.form, "model"), field_of(context.form, "id"))
     return "the request is cancelled" if state is RequestState.CANCELLED else f"the request had already ended: {state}"
@@ -145,5 +157,8 @@ async def _cancel_request(context: ActionContext) -> str:
 
 SECTION = PageSection(
     pages=(Page("request", "/request", "{id} · request", _read_request, query=("model", "id")),),
-    actions=(Action("/request/cancel", Role.OPERATOR, _cancel_request, "request"),),
+    actions=(
+        Action("/request/cancel", Role.OPERATOR, _cancel_request, "request"),
+        Action("/request/retry", Role.OPERATOR, _retry_request, "request"),
+    ),
 )

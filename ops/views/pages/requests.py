@@ -19,7 +19,9 @@ from ...words import parse_age
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
 from ..source import PageSnapshot, together
+from .request import RETRYABLE
 
+MAX_RETRIED = 1000
 # Per state, for running and waiting requests; twice as many of ended ones.
 MOST_SHOWN = 50
 # A list with a filter may have to scan all events or a long lane.
@@ -53,6 +55,7 @@ async def _read_requests(snapshot: PageSnapshot, params: Params, _: Access) -> V
         "states": STATES,
         "rows": [_request_row(model, request, places.get(request.request_id), snapshot.at) for request in matching],
         "is_filtered": has_filter(params),
+        "can_retry": params.get("state") in ("ended", *RETRYABLE),
         "can_cancel": has_filter(params) and bool(filter_of(params).selected & LIVE_STATES),
         "words": describe_filter(params),
         "num_running": stats and stats.num_running,
@@ -133,6 +136,18 @@ async def _cancel_requests(context: ActionContext) -> str:
     return f"cancelled {count} requests: {describe_filter(context.form)}"
 
 
+async def _retry_requests(context: ActionContext) -> str:
+    source, request_filter = context.source, filter_of(context.form)
+    model = (await PageSnapshot(source).check_model(field_of(context.form, "model"))).model
+    states = tuple(state.value for state in RETRYABLE if state in request_filter.selected)
+    if not states:
+        raise ValidationError(f"state must be ended, {', '.join(RETRYABLE)}, got {context.form.get('state', '')!r}")
+    history = await source.history(model)
+    ended = await history.requests(msgspec.structs.replace(request_filter, states=states), limit=MAX_RETRIED)
+    num_retried = await source.operations.retry_all(model, [request.request_id for request in ended])
+    return f"queued {num_retried} of {len(ended)} requests again; the input of the others is not stored"
+
+
 def filter_of(params: Mapping[str, str]) -> RequestFilter:
     """Return the filter of a query or a form.
 
@@ -174,5 +189,8 @@ SECTION = PageSection(
             role=Role.OPERATOR,
         ),
     ),
-    actions=(Action("/requests/cancel", Role.OPERATOR, _cancel_requests, "requests", confirm="count"),),
+    actions=(
+        Action("/requests/cancel", Role.OPERATOR, _cancel_requests, "requests", confirm="count"),
+        Action("/requests/retry", Role.OPERATOR, _retry_requests, "requests"),
+    ),
 )

@@ -167,7 +167,8 @@ async def assert_nothing_is_left(commands: CommandConnection, broker: Broker) ->
         "idle",
         "parked",
         "dead",
+        "retry",
     }
-    assert all(found.ttl_ms(kind, name) > 0 for kind in ("request", "log") for name in found.of(kind))
+    assert all(found.ttl_ms(kind, name) > 0 for kind in ("request", "log", "retry") for name in found.of(kind))
     counts = {name: value for name, value in found.one("queue").items() if name.startswith(("depth", "tokens", "num_"))}
     assert set(counts.values()) <= {"0"}

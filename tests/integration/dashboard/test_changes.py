@@ -172,6 +172,37 @@ async def test_a_request_is_cancelled(site: Site) -> None:
     assert [(one.target, one.result) for one in await entries(site)] == [("waits", "ok"), ("none", "request_not_found")]
 
 
+async def test_failed_and_cancelled_requests_are_retried(site: Site) -> None:
+    for request_id in ("cancelled", "other"):
+        await site.enqueue(request_id, "the words of it", tenant="acme")
+    visitor = await site.visitor()
+    assert "Retry the request" not in (await visitor.get("/request?model=m&id=cancelled")).text
+    await visitor.post("/request/cancel", data={"model": "m", "id": "cancelled"})
+    page = (await visitor.get("/request?model=m&id=cancelled")).text
+    assert "Retry the request" in page
+    assert "the words of it" in page
+    assert (await visitor.post("/request/retry", data={"model": "m", "id": "cancelled"})).status_code == 303
+    assert await site.broker.state("cancelled") is RequestState.QUEUED
+    refused = await visitor.post("/request/retry", data={"model": "m", "id": "cancelled"})
+    assert refused.status_code == 404
+    assert "cannot be retried" in refused.text
+    for request_id in ("cancelled", "other"):
+        await site.broker.cancel(request_id)
+    page = (await visitor.get("/requests?model=m&state=cancelled&tenant=acme")).text
+    assert "Retry failed, cancelled and expired requests of this list" in page
+    back = {"back": "model=m&state=cancelled&tenant=acme"}
+    answer = await visitor.post("/requests/retry", data={"model": "m", "state": "cancelled", "tenant": "acme", **back})
+    assert answer.headers["location"] == "/requests?model=m&state=cancelled&tenant=acme"
+    assert [await site.broker.state(one) for one in ("cancelled", "other")] == [RequestState.QUEUED] * 2
+    assert (await visitor.post("/requests/retry", data={"model": "m", "state": "running"})).status_code == 400
+    assert [(one.action, one.result) for one in await entries(site)] == [
+        ("request.cancel", "ok"),
+        ("request.retry", "ok"),
+        ("request.retry", "request_not_found"),
+        ("request.retry_all", "ok"),
+    ]
+
+
 async def test_a_new_key_is_displayed_once_and_never_stored(site: Site) -> None:
     visitor = await site.visitor()
     made = await visitor.post("/operators/create", data={"name": "olga", "role": "operator", "contents": "1"})

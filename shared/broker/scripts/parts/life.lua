@@ -115,6 +115,17 @@ local function close_unsettled(prefix, key, id, state, cause, request)
   redis.call('PEXPIRE', prefix .. 'log:' .. id, request.ttl)
   if request.chunks then redis.call('PEXPIRE', prefix .. 'input:' .. id, request.ttl) end
   if request.images then release_images(prefix, id, request.images) end
+  if state ~= 'finished' and state ~= 'parked' then
+    -- The input of a detached request is retained for as long as its record, so that an operator may retry it. Images
+    -- and later parts of a prompt are not retained. A former request of this id may have left an input.
+    local kept, input = prefix .. 'retry:' .. id, nil
+    if not (request.client or request.images or request.chunks) then
+      local lane = lane_key(prefix, request.band, request.tenant)
+      local head = request.entry and (attempt('XRANGE', lane, request.entry, request.entry) or {})[1]
+      input = head and head[2][4] or attempt('GET', prefix .. 'payload:' .. id)
+    end
+    if not (input and attempt('SET', kept, input, 'PX', request.ttl)) then redis.call('DEL', kept) end
+  end
   if request.ending then leave_awaiting(prefix, key) end
   leave_all(prefix, id, request)
 end
