@@ -5,6 +5,7 @@ Clients can then enqueue for such a model, and lists show it. Its first load rep
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import msgspec
 from ...shared.deployment.records import ModelCard
 from ...shared.errors import ConfigurationError, ModelLoadError
 from ...shared.params.kinds import GENERATE, POOLING_TASKS
+from ...shared.process.log import add_log_arguments, configure_logging, log_options
 from ...shared.values.cache_folder import cache_folder
 from ..config.engine_config import EngineConfig
 from ..models.checkpoint.folder import TOKENIZER_FILE, check_local_model
@@ -45,7 +47,11 @@ def read_cards(configs: Sequence[EngineConfig]) -> list[CardReply]:
     """
     try:
         result = subprocess.run(
-            _COMMAND, input=msgspec.json.encode(configs), stdout=subprocess.PIPE, timeout=_TIMEOUT_S, check=True
+            (*_COMMAND, *log_options()),
+            input=msgspec.json.encode(configs),
+            stdout=subprocess.PIPE,
+            timeout=_TIMEOUT_S,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigurationError(f"the files of the models cannot be read: {error}") from error
@@ -107,11 +113,15 @@ def _reply_to(config: EngineConfig) -> CardReply:
         return CardReply(ModelCard(model=config.model_name), str(error))
 
 
-def write_replies() -> None:
-    """Read configurations from standard input, and write the replies to standard output."""
+def write_replies(argv: Sequence[str]) -> None:
+    """Read configurations from standard input, and write the replies to standard output. The log has standard error."""
+    parser = argparse.ArgumentParser()
+    add_log_arguments(parser)
+    options = parser.parse_args(argv)
+    configure_logging(options.log_level, options.log_format)
     configs = msgspec.json.decode(sys.stdin.buffer.read(), type=list[EngineConfig])
     sys.stdout.buffer.write(msgspec.json.encode([_reply_to(config) for config in configs]))
 
 
 if __name__ == "__main__":
-    write_replies()
+    write_replies(sys.argv[1:])
