@@ -29,7 +29,7 @@ from .pace import Pace
 from .recovery_clock import RecoveryClock
 from .redis_trouble import Action, RedisTrouble
 from .several_models import SwapWatch
-from .swap_trouble import SwapTrouble
+from .swap_trouble import IN_A_SWAP, SwapTrouble
 
 STOP_S = (0.5, 8.0)
 # A role in addition to those of a heartbeat.
@@ -102,7 +102,8 @@ class Disturber:
     @property
     def missing(self) -> list[str]:
         """Requested actions that have not happened."""
-        return sorted(name for name in self._redis.asked_for if not self.events[name])
+        happened = [name.removesuffix(IN_A_SWAP) for name, count in self.events.items() if count]
+        return sorted(set(self._redis.asked_for).difference(happened))
 
     async def run(self) -> None:
         """Inject faults until cancelled. Actions in progress are completed."""

@@ -30,6 +30,7 @@ _LOAD_S = 1.0
 _ROLES = ("core", "worker", "supervisor")
 # Actions of Redis that happen in a swap, too.
 _REDIS_ACTIONS = ("restart redis", "stop redis", "lose data")
+IN_A_SWAP = " in a swap"
 
 Kill = Callable[[EngineHeartbeat, str], Awaitable[bool]]
 
@@ -70,7 +71,7 @@ class SwapTrouble:
             }
         for name in _REDIS_ACTIONS:
             if name in redis_actions:
-                self.actions[f"{name} in a swap"] = (2, lambda act=redis_actions[name][1]: self._in_a_swap(act))
+                self.actions[name + IN_A_SWAP] = (2, lambda act=redis_actions[name][1]: self._in_a_swap(act))
 
     async def _kill_going_to_sleep(self, role: str) -> bool:
         return await self._kill_in_step(role, ModelPhase.AWAKE, ModelPhase.FALLING_ASLEEP)

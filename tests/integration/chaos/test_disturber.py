@@ -50,3 +50,12 @@ async def test_a_filled_redis_is_emptied_after_cancellation_at_any_time(
     with pytest.raises(asyncio.CancelledError):
         await disturbing
     assert await limit(server) == b"0"
+
+
+def test_data_lost_in_a_swap_is_the_requested_loss() -> None:
+    servers = SimpleNamespace(url="", server_urls={"home": ""}, shards={}, workers=[])
+    disturber = Disturber(cast(LocalStack, servers), 1, EveryFewSeconds(0.01), RecoveryClock(), loses_data=True)
+    disturber.events["lose data in a swap"] += False
+    assert disturber.missing == ["lose data"]
+    disturber.events["lose data in a swap"] += True
+    assert disturber.missing == []
