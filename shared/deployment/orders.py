@@ -144,7 +144,14 @@ def _is_done(device: DeviceRecord, name: str, action: ModelAction, before: Devic
     num_failures = sum(model.wake_failures.values())
     if before is not None and num_failures > sum(before.wake_failures.values()):
         raise PenstockError(f"model {name} could not be loaded: {model.error}")
-    return model.phase == ModelPhase.AWAKE and (model.is_pinned or action is ModelAction.LOAD)
+    if action is ModelAction.PIN:
+        return model.phase == ModelPhase.AWAKE and model.is_pinned
+    # It may have left again for a model with requests, before a record was written.
+    return model.phase == ModelPhase.AWAKE or (before is not None and _num_wakes(model) > _num_wakes(before))
+
+
+def _num_wakes(model: DeviceModel) -> int:
+    return sum(times.count for times in model.wakes.values())
 
 
 def _model_in(device: DeviceRecord, name: str) -> DeviceModel | None:

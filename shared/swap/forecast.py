@@ -166,4 +166,5 @@ def _asleep(model: ModelView, now_s: float) -> ModelView:
         oldest_s=model.oldest_s or ({_BAND: now_s} if model.num_running else {}),
         num_running=0,
         can_wake=not model.is_elsewhere,
+        wake_s=model.wake_s or min(model.wake_s_of.values(), default=0.0),
     )

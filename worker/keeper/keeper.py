@@ -13,14 +13,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import structlog
 from redis.exceptions import RedisError
 
 from ...shared.broker import Homes
-from ...shared.errors import ConfigurationError, EngineCallError, PenstockError
+from ...shared.errors import EngineCallError, ModelTooLargeError, PenstockError
 from ...shared.messages.supervision import ModelAction, ModelCommand
 from ...shared.swap.budget import departures, sleep_level
+from ...shared.swap.forecast import Turns, ready_in_s
 from ...shared.swap.rule import Debts, Reason, Stay, Swap, decide, entry_s
 from ...shared.swap.views import DeviceView, ModelView, SleepLevel
 from ...shared.values.shown import format_bytes
@@ -35,6 +37,7 @@ LOOK_EVERY_S, IDLE_LOOK_EVERY_S = 0.25, 1.0
 # A model whose Redis does not answer for this long is passed over.
 REDIS_PATIENCE_S = 2.0
 GRANT_EVERY_S = 1.0
+FORECAST_EVERY_S = 1.0
 FILES_EVERY_S = 2.0
 
 log = structlog.get_logger()
@@ -76,6 +79,9 @@ class DeviceKeeper:
         self._clock = asyncio.get_running_loop().time
         self._broken_files: dict[str, object] = {}
         self._files_due_s = 0.0
+        self._turns = Turns()
+        self._forecast_due_s = 0.0
+        self._ready_at_s: dict[str, float] = {}
 
     def notify(self) -> None:
         """Decide again, because a request arrived, or a process changed."""
@@ -109,6 +115,19 @@ class DeviceKeeper:
             self.models[view.name].entry_s = entry_s(self._view, views, view)
         return views
 
+    def ready_in_s(self, name: str) -> float | None:
+        """Return the time until a sleeping model is expected to be awake; None if that is unknown."""
+        at_s = self._ready_at_s.get(name)
+        return None if at_s is None else max(0.0, at_s - self._clock())
+
+    def _forecast(self, views: Sequence[ModelView]) -> None:
+        """Forecast when sleeping models wake, and those without requests if one came now."""
+        now_s = self._clock()
+        self._forecast_due_s = now_s + FORECAST_EVERY_S
+        asked = [view if view.oldest_s else replace(view, can_wake=self.models[view.name].may_wake) for view in views]
+        waits_s = ready_in_s(now_s, self._view, asked, self.debts, self.options, self._turns)
+        self._ready_at_s = {name: now_s + wait_s for name, wait_s in waits_s.items()}
+
     async def keep(self) -> None:
         """Load the models of the start, set ``started``, and keep the device until cancelled."""
         self.started.set_result(await self._load_first())
@@ -138,6 +157,8 @@ class DeviceKeeper:
         await self._check_files()
         views, now_s = self.views(), self._clock()
         choice = self._operators_choice(views) or decide(now_s, self._view, views, self.debts, self.options)
+        if isinstance(choice, Swap) or now_s >= self._forecast_due_s:
+            self._forecast(views)
         if isinstance(choice, Swap):
             await self._carry_out(choice, views)
         else:
@@ -219,6 +240,11 @@ class DeviceKeeper:
         started_s, view_of = self._clock(), {view.name: view for view in views}
         relost_s = sum(view_of[name].relost_s for name in swap.asleep)
         num_handed_back = sum(view_of[name].num_running for name in swap.asleep)
+        for name in swap.asleep:
+            self._turns.record_turn(view_of[name])
+        if entering is not None:
+            sleep_s = sum(view_of[name].sleep_s for name in swap.asleep)
+            self._ready_at_s[entering.name] = started_s + sleep_s + view_of[entering.name].wake_s
         if not await self._leave(swap, entering):
             return False
         is_done = entering is None or await self._wake(entering)
@@ -264,10 +290,11 @@ class DeviceKeeper:
 
     async def _leave(self, swap: Swap, entering: KeptModel | None) -> bool:
         """Put models to sleep, and end processes. Returns False if a model stays awake."""
+        cause = f"its model left the device ({swap.reason})" if entering is None else f"swapped for {entering.name}"
         for name in swap.asleep:
             model = self.models[name]
             try:
-                await model.put_to_sleep(SleepLevel.DISK if name in swap.ended else self._level_for(model))
+                await model.put_to_sleep(SleepLevel.DISK if name in swap.ended else self._level_for(model), cause)
             except PenstockError as error:
                 log.error("sleep_failed", model=name, cause=str(error))
                 if entering is not None:
@@ -306,7 +333,7 @@ class DeviceKeeper:
     async def _wake_once(self, model: KeptModel) -> None:
         cache = self._cache_bytes(model)
         if cache <= 0:
-            raise ConfigurationError(
+            raise ModelTooLargeError(
                 f"model {model.name} does not fit: its weights take {format_bytes(model.bytes.weights)}, device_memory "
                 f"is {format_bytes(self._view.memory)}; raise device_memory, or unpin another model"
             )

@@ -12,7 +12,13 @@ import structlog
 
 from ...shared.broker import Demand
 from ...shared.control.engine import Sleep, WakeUp
-from ...shared.errors import EngineCallError, EngineDeadError, PenstockError
+from ...shared.errors import (
+    EngineCallError,
+    EngineDeadError,
+    ModelBrokenError,
+    ModelTooLargeError,
+    PenstockError,
+)
 from ...shared.messages.devices import DeviceModel, ModelPhase
 from ...shared.process.children import restart_delay_s
 from ...shared.swap.rule import lateness
@@ -36,12 +42,14 @@ class _Failures:
         in_a_row: since the last success; ``MAX_FAILURES`` of them make the model broken.
         counts: all of them, by cause.
         reason: sentence about the last one; empty after a success.
+        is_too_large: whether the model did not fit.
         retry_at_s: time before which the keeper does not try again.
     """
 
     in_a_row: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     reason: str = ""
+    is_too_large: bool = False
     retry_at_s: float = 0.0
 
 
@@ -85,7 +93,11 @@ class KeptModel:
         self._device_id = device_id
         self._options = options
         self._elsewhere_s = 0.0
-        self._failures = _Failures(reason=planned.problem, in_a_row=MAX_FAILURES if planned.problem else 0)
+        self._failures = _Failures(
+            reason=planned.problem,
+            is_too_large=planned.is_too_large,
+            in_a_row=MAX_FAILURES if planned.problem else 0,
+        )
         self._since_s = 0.0
         self._used_s = asyncio.get_running_loop().time()
         self._num_wishes = 0
@@ -112,6 +124,18 @@ class KeptModel:
         if self.engine.policy.phase is Phase.GIVEN_UP:
             return self.engine.describe_death()
         return self._failures.reason if self._failures.in_a_row >= MAX_FAILURES else ""
+
+    @property
+    def broken_error(self) -> ModelBrokenError | None:
+        """Error of its requests while the keeper does not wake it any more."""
+        if not self.broken_reason:
+            return None
+        return (ModelTooLargeError if self._failures.is_too_large else ModelBrokenError)(self.broken_reason)
+
+    @property
+    def may_wake(self) -> bool:
+        """Whether a request would wake it, sooner or later."""
+        return self.is_reachable and not (self.demand.is_paused or self.is_held or self.broken_reason)
 
     @property
     def failure_reason(self) -> str:
@@ -144,7 +168,6 @@ class KeptModel:
             self._used_s = now_s
         is_elsewhere = demand.num_engines > (level is SleepLevel.AWAKE)
         self._observe_elsewhere(now_s, is_awake=level is SleepLevel.AWAKE, is_elsewhere=is_elsewhere)
-        can_wake = self.is_reachable and not (demand.is_paused or self.is_held or self.broken_reason)
         weights = self.bytes.weights
         return ModelView(
             name=self.name,
@@ -154,7 +177,7 @@ class KeptModel:
             num_running=num_running,
             deadline_s=now_s + demand.deadline_in_s,
             service_s=_mean(beat.stats.latency_s.sum, beat.stats.latency_s.count) if beat.stats else 0.0,
-            can_wake=can_wake
+            can_wake=self.may_wake
             and self.needed_since_s is not None
             and now_s >= max(self.ask_again_s, self._failures.retry_at_s, now_s + self._restart_in_s),
             is_pinned=self.is_pinned,
@@ -194,8 +217,11 @@ class KeptModel:
             return 0
         return self.demand.num_running if self.demand.num_engines <= 1 else num_reported
 
-    async def put_to_sleep(self, level: SleepLevel) -> None:
+    async def put_to_sleep(self, level: SleepLevel, cause: str) -> None:
         """Put it to sleep; on disk its process ends.
+
+        Args:
+            cause: why, for the events of its requests.
 
         Raises:
             PenstockError: it stays awake.
@@ -205,7 +231,7 @@ class KeptModel:
         self.num_recomputed_tokens += running_tokens(self.engine.heartbeat())
         try:
             # Before its process ends, too: that hands requests back at once.
-            await self.engine.process.order(Sleep(level=min(int(level), int(SleepLevel.PROCESS))))
+            await self.engine.process.order(Sleep(level=min(int(level), int(SleepLevel.PROCESS)), cause=cause))
             if level is SleepLevel.DISK:
                 await self.engine.end_process()
         except EngineDeadError:
@@ -253,6 +279,7 @@ class KeptModel:
         failures.in_a_row += not (isinstance(error, ModelStartError) and error.is_redis_away)
         failures.counts[error.code] += 1
         failures.reason = str(error)
+        failures.is_too_large = isinstance(error, ModelTooLargeError)
         delay_s = restart_delay_s(failures.in_a_row + 1)
         failures.retry_at_s = now_s + delay_s
         log.error(

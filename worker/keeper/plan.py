@@ -50,6 +50,7 @@ class PlannedModel:
         path: its local folder or file; None for a name on the hub.
         bytes: its memory, as far as files and options say it.
         problem: why it cannot be served, until its files change; empty if it can.
+        is_too_large: whether that is because it does not fit.
     """
 
     engine: EngineConfig
@@ -58,6 +59,7 @@ class PlannedModel:
     bytes: ModelBytes
     sleep_level: SleepLevel | None = None
     problem: str = ""
+    is_too_large: bool = False
 
     @property
     def name(self) -> str:
@@ -264,7 +266,7 @@ def _fitted(model: PlannedModel, models: Sequence[PlannedModel], devices: Sequen
         f"{format_bytes(model.bytes.cache or 0)}, device_memory is {format_bytes(device.budget)}; raise device_memory, "
         "or give the model a smaller kv_cache_memory"
     )
-    return replace(model, problem=problem)
+    return replace(model, problem=problem, is_too_large=True)
 
 
 def _log_models(models: Sequence[PlannedModel], devices: Sequence[DevicePlan]) -> None:

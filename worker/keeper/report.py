@@ -100,12 +100,16 @@ class DeviceReporter:
                         self._changed[model.name].clear()
 
     async def _renew(self, model: KeptModel) -> None:
-        """Enter the home of a model that this device may wake or serves; a broken one has none here."""
-        home = self._homes[model.name]
-        if model.broken_reason:
-            await home.leave(self._keeper.device_id)
-            return
-        await home.renew(self._keeper.device_id, model.level, model.entry_s, lease_ttl_ms=self._config.lease_ttl_ms)
+        """Enter the home of a model with the forecast of when it is awake, or why it cannot be served here."""
+        await self._homes[model.name].renew(
+            self._keeper.device_id,
+            model.level,
+            model.entry_s,
+            ready_in_s=self._keeper.ready_in_s(model.name),
+            num_seqs=model.planned.engine.max_num_seqs,
+            error=model.broken_error,
+            lease_ttl_ms=self._config.lease_ttl_ms,
+        )
 
     async def _register(self, model: KeptModel) -> None:
         """Write the card of a model that no worker has loaded yet, or that Redis has lost."""

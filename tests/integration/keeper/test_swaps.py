@@ -11,9 +11,11 @@ import pytest
 
 from penstock.producer import Client
 from penstock.shared.connection import CommandConnection
+from penstock.shared.errors import ModelBrokenError
 from penstock.shared.keys import Keys
 from penstock.shared.messages.devices import ModelPhase
 from penstock.shared.partitions import open_homes
+from penstock.shared.queue.stats import ModelState
 from penstock.shared.swap.views import SleepLevel
 
 from ...conftest import DEMO_MODEL
@@ -68,7 +70,7 @@ async def test_an_idle_model_leaves_memory_and_comes_back_for_a_request(
 
 
 async def test_a_broken_model_does_not_disturb_others_and_is_loaded_once_it_is_repaired(
-    share_device: ShareDevice, commands: CommandConnection, redis_url: str, namespace: str, tmp_path: Path
+    share_device: ShareDevice, redis_url: str, namespace: str, tmp_path: Path
 ) -> None:
     async with asyncio.timeout(200), Client.connect(redis_url, namespace=namespace) as client:
         weights = copy_of_model(tmp_path, "c") / "model.safetensors"
@@ -77,16 +79,19 @@ async def test_a_broken_model_does_not_disturb_others_and_is_loaded_once_it_is_r
         worker = await share_device("c", "a", "b")
         # The first one that can be loaded serves.
         assert worker.started.out.endswith("awake: a\n")
-        waiting = asyncio.create_task(client.generate("two plus two is", PARAMS, model="c"))
+        with pytest.raises(ModelBrokenError, match=r"model\.safetensors is damaged"):
+            await client.generate("two plus two is", PARAMS, model="c")
         event = await worker.await_event("model_broken", model="c")
         assert "model.safetensors is damaged" in str(event["cause"])
         model = await worker.until("c", lambda model: model.phase == ModelPhase.BROKEN)
         assert model.error == event["cause"]
         assert sum(model.wake_failures.values()) == 3
-        homes = await open_homes(commands, Keys(namespace), "c")
-        while (await homes.demand()).homes:
-            await asyncio.sleep(0.02)
+        readiness = (await client.queue_stats("c")).readiness
+        assert (readiness.state, readiness.error) == (ModelState.BROKEN, event["cause"])
         expected = await texts_of(client, ["two plus two is"], ["b"])
-        assert not waiting.done()
+        with pytest.raises(ModelBrokenError):
+            await client.generate("two plus two is", PARAMS, model="c")
         shutil.copy(DEMO_MODEL / "model.safetensors", weights)
-        assert (await waiting).outputs[0].text == expected[0]
+        while (await client.queue_stats("c")).readiness.error:
+            await asyncio.sleep(0.02)
+        assert await texts_of(client, ["two plus two is"], ["c"]) == expected
