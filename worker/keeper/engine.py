@@ -14,7 +14,7 @@ from contextlib import suppress
 import msgspec
 
 from ...shared.deployment.records import EngineHeartbeat
-from ...shared.errors import PenstockError, RedisUnavailableError
+from ...shared.errors import PenstockError
 from ..config.worker_config import WorkerConfig
 from ..supervisor.reaper import Reaper
 from ..supervisor.restart import Phase, RestartPolicy
@@ -27,15 +27,15 @@ class ModelStartError(PenstockError):
 
     Args:
         trace: its traceback if no sentence explains the cause.
-        is_redis_away: whether its Redis did not answer, which says nothing about the model.
+        is_external: whether the cause was outside: a signal, or a Redis that did not answer.
     """
 
     code = "model_start_failed"
 
-    def __init__(self, message: str, trace: str = "", *, is_redis_away: bool = False) -> None:
+    def __init__(self, message: str, trace: str = "", *, is_external: bool = False) -> None:
         super().__init__(message)
         self.trace = trace
-        self.is_redis_away = is_redis_away
+        self.is_external = is_external
 
 
 class SharedEngine(Engine):
@@ -145,9 +145,8 @@ class SharedEngine(Engine):
         if self._started is not None and not self._started.done():
             death = self.death
             reason, trace = ("the worker is stopping", "") if death is None else (death.reason, death.trace)
-            failure = self.process.failure
-            is_redis_away = failure is not None and failure.code == RedisUnavailableError.code
-            self._started.set_exception(ModelStartError(reason, trace, is_redis_away=is_redis_away))
+            is_external = death is None or death.is_external
+            self._started.set_exception(ModelStartError(reason, trace, is_external=is_external))
             self._started.exception()  # the caller may have been cancelled
         self._on_change()
 

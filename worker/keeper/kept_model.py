@@ -31,6 +31,8 @@ from .plan import PlannedModel
 
 # Failed wakes in a row after which a model is broken.
 MAX_FAILURES = 3
+# The same for failures from outside the model, such as a killed process. On the host they are few, or never end.
+MAX_EXTERNAL_FAILURES = 10
 log = structlog.get_logger()
 
 
@@ -39,7 +41,8 @@ class _Failures:
     """Failed wakes of a model.
 
     Args:
-        in_a_row: since the last success; ``MAX_FAILURES`` of them make the model broken.
+        in_a_row: since the last success; ``MAX_EXTERNAL_FAILURES`` of them make the model broken.
+        num_own: those of them whose cause is the model, of which ``MAX_FAILURES`` make it broken.
         counts: all of them, by cause.
         reason: sentence about the last one; empty after a success.
         is_too_large: whether the model did not fit.
@@ -47,6 +50,7 @@ class _Failures:
     """
 
     in_a_row: int = 0
+    num_own: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     reason: str = ""
     is_too_large: bool = False
@@ -96,7 +100,7 @@ class KeptModel:
         self._failures = _Failures(
             reason=planned.problem,
             is_too_large=planned.is_too_large,
-            in_a_row=MAX_FAILURES if planned.problem else 0,
+            num_own=MAX_FAILURES if planned.problem else 0,
         )
         self._since_s = 0.0
         self._used_s = asyncio.get_running_loop().time()
@@ -123,7 +127,9 @@ class KeptModel:
         """Why the keeper does not wake it any more; empty if it does."""
         if self.engine.policy.phase is Phase.GIVEN_UP:
             return self.engine.describe_death()
-        return self._failures.reason if self._failures.in_a_row >= MAX_FAILURES else ""
+        failures = self._failures
+        is_broken = failures.num_own >= MAX_FAILURES or failures.in_a_row >= MAX_EXTERNAL_FAILURES
+        return failures.reason if is_broken else ""
 
     @property
     def broken_error(self) -> ModelBrokenError | None:
@@ -270,13 +276,16 @@ class KeptModel:
         # Otherwise a model that an operator loads would sleep again at once.
         self._used_s = loop.time()
         self.costs.record_wake(level, took_s)
-        self._failures.in_a_row, self._failures.reason, self._failures.retry_at_s = 0, "", 0.0
+        self.repair()
+        self._failures.reason = ""
         return took_s
 
     def record_failure(self, error: PenstockError, now_s: float) -> None:
         """Record a failed wake, and log it."""
         failures = self._failures
-        failures.in_a_row += not (isinstance(error, ModelStartError) and error.is_redis_away)
+        is_external = isinstance(error, EngineDeadError) or (isinstance(error, ModelStartError) and error.is_external)
+        failures.in_a_row += 1
+        failures.num_own += not is_external
         failures.counts[error.code] += 1
         failures.reason = str(error)
         failures.is_too_large = isinstance(error, ModelTooLargeError)
@@ -294,8 +303,8 @@ class KeptModel:
             log.error("model_broken", model=self.name, cause=failures.reason)
 
     def repair(self) -> None:
-        """Try a broken model again, because its files changed or an operator asks for it."""
-        self._failures.in_a_row, self._failures.retry_at_s = 0, 0.0
+        """Forget failures, because the model woke, its files changed, or an operator asks for it."""
+        self._failures.in_a_row, self._failures.num_own, self._failures.retry_at_s = 0, 0, 0.0
         self.engine.revive()
 
     async def _measure_process(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.shared.broker import Demand, Home
 from penstock.shared.connection import CommandConnection
-from penstock.shared.errors import ConfigurationError, PenstockError
+from penstock.shared.errors import EngineDeadError
 from penstock.shared.swap.views import ModelView, SleepLevel, SwapOptions
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
@@ -65,13 +65,17 @@ async def test_a_turn_on_another_device_counts_like_one_here(model: KeptModel) -
     assert left.standing_s(1001.0) == {"interactive": 1.0}
 
 
-async def test_failures_of_a_model_break_it_and_an_unavailable_redis_does_not(model: KeptModel) -> None:
+async def test_failures_of_a_model_break_it_soon_and_those_from_outside_late(model: KeptModel) -> None:
     now_s = asyncio.get_running_loop().time()
-    for _ in range(2 * MAX_FAILURES):
-        model.record_failure(ModelStartError("Redis does not answer", is_redis_away=True), now_s)
-    assert not model.broken_reason
-    errors: list[PenstockError] = [ModelStartError("it was killed"), ConfigurationError("too large")]
-    for error in (*errors, errors[0]):
-        assert not model.broken_reason
+    killed = ModelStartError("it was killed", is_external=True)
+    for error in (killed, EngineDeadError("the engine core has exited")) * 4:
         model.record_failure(error, now_s)
+    assert not model.broken_reason
+    for _ in range(2):
+        model.record_failure(killed, now_s)
     assert model.broken_reason == "it was killed"
+    model.repair()
+    for _ in range(MAX_FAILURES):
+        assert not model.broken_reason
+        model.record_failure(ModelStartError("a file is damaged"), now_s)
+    assert model.broken_reason == "a file is damaged"
