@@ -39,6 +39,8 @@ _CHANGES: Mapping[str, tuple[str, str, str]] = {
     "operator_key.revoke": ("revoked", "revoke", "operator's key {target}"),
     "api_key.create": ("created", "create", "API key {target}"),
     "api_key.revoke": ("revoked", "revoke", "API key {target}"),
+    "budget.set": ("set", "set", "a budget of tenant {target}"),
+    "budget.remove": ("removed", "remove", "a budget of tenant {target}"),
     "dashboard.login": ("logged in", "log in", "to the dashboard"),
 }
 # Between the old and the new value of a changed field.

@@ -112,13 +112,14 @@ def _total(books: Books) -> LedgerSums:
 
 
 async def _request_ids(connection: CommandConnection, keys: Keys, model: str, number: int) -> list[str]:
-    prefix = keys.model(model, number).request("").encode()
+    model_keys = keys.model(model, number)
+    prefix = model_keys.request("").encode()
+    await connection.execute("EXISTS", model_keys.leases)  # the model may have moved since the last command
+    server = connection.link_to(model_keys.leases)
     ids: set[str] = set()
     cursor = b"0"
     while True:
-        cursor, names = await connection.execute(
-            "SCAN", cursor, "MATCH", keys.model(model, number).pattern, "COUNT", _SCAN_COUNT
-        )
+        cursor, names = await server.execute("SCAN", cursor, "MATCH", model_keys.pattern, "COUNT", _SCAN_COUNT)
         ids |= {name[len(prefix) :].decode() for name in names if name.startswith(prefix)}
         if int(cursor) == 0:
             return sorted(ids)
