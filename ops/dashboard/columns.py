@@ -76,7 +76,7 @@ MEANINGS: Mapping[str, str] = {
     "Est. start": "Estimated time until the request starts",
     "Est. wait": "Estimated wait of a request that arrives now",
     "Evicted": "Keys that Redis has deleted for lack of memory; must be 0",
-    "GPU": "Share of the last second in which the device computed, and its temperature and power",
+    "GPU": "Of all processes: share of the last second in which it computed, memory, power and temperature",
     "Identified by": "How the user's name is known",
     "Group": "What the row counts: a tenant, model, day or hour",
     "Images": "Images in prompts",

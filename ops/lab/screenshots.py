@@ -85,7 +85,7 @@ async def _work_and_look(url: str, base_url: str, browser: str, folder: Path, bu
         await asyncio.sleep(busy_s)
         await _survive(url)
         await _photograph(base_url, browser, folder)
-        svg = await picture(url, DEFAULT_NAMESPACE, ["3"], "claimed")
+        svg = await picture(url, DEFAULT_NAMESPACE, ["3"], "running")
         await asyncio.to_thread((folder / "top.svg").write_text, svg)
     finally:
         working.cancel()

@@ -128,6 +128,20 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
     tool_call_source: str = ""
 
 
+class DeviceUse(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
+    """Use of a GPU by all processes. JSON, as a part of heartbeats. Values that the driver does not report are None.
+
+    Args:
+        busy_share: share of the last second in which the device computed.
+    """
+
+    busy_share: float | None = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
+
+
 class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The state of one engine, renewed every second under a time to live. JSON."""
 
@@ -167,6 +181,8 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     group: GroupStatus | None = None
     # While it sleeps, goes to sleep or wakes up, else 0.
     sleep_level: int = 0
+    # None on a CPU, or without nvidia-ml-py.
+    device_use: DeviceUse | None = None
 
     @property
     def state_words(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from ....producer.client_parts.core import CallOptions
 from ....producer.control.secret_keys import Role
 from ....shared.deployment.orders import order_scale
-from ....shared.deployment.records import EngineHeartbeat, EngineSetup
+from ....shared.deployment.records import DeviceUse, EngineHeartbeat, EngineSetup
 from ....shared.errors import ValidationError
 from ....shared.messages.requests import EXACT
 from ....shared.messages.supervision import EngineState
@@ -47,6 +47,7 @@ async def _read_engines(snapshot: PageSnapshot, params: Params, _: Access) -> Vi
 def _engine_row(engine: EngineHeartbeat) -> dict[str, Any]:
     stats = engine.stats
     step = stats.step_time_s if stats is not None and stats.step_time_s.count else None
+    use = engine.device_use or DeviceUse()
     return {
         "engine": engine.engine_id,
         "model": engine.model,
@@ -65,6 +66,11 @@ def _engine_row(engine: EngineHeartbeat) -> dict[str, Any]:
         "step_mean_s": step and step.sum / step.count,
         "core_memory_bytes": engine.core_rss_bytes,
         "device_memory_bytes": engine.device_memory_bytes,
+        "gpu_busy_share": use.busy_share,
+        "gpu_used_bytes": use.used_bytes,
+        "gpu_total_bytes": use.total_bytes,
+        "gpu_power_w": use.power_w,
+        "gpu_temperature_c": use.temperature_c,
         "restarts": engine.num_restarts,
         "restart_at": engine.restart_at or None,
         "started_at": engine.started_at,

@@ -17,7 +17,7 @@ from penstock.ops.views.pages import PAGES
 from penstock.producer import Client, SamplingParams
 from penstock.producer.control.secret_keys import OperatorKeys, Role
 from penstock.producer.inputs.prompt import build_request, encode_request
-from penstock.shared.broker import Broker, EngineCapacity
+from penstock.shared.broker import Broker, DeadLetter, EngineCapacity, Queue
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause, ModelCard
 from penstock.shared.keys import Keys
@@ -242,6 +242,80 @@ def test_a_parked_request_is_shown_replayed_and_purged(visit: Visit, operators: 
     confirm.get_by_label("to confirm").fill("to-purge")
     confirm.get_by_role("button", name="Purge").click()
     visit.page.get_by_text("to-purge is purged").wait_for()
+
+
+def test_each_change_of_a_queue_and_a_request_reaches_redis(visit: Visit, operators: Operators) -> None:
+    page = visit.page
+    operators.park("to-retry")
+    operators.do(lambda connection: DeadLetter(connection, operators.keys.model(UNSERVED)).replay("to-retry"))
+    visit.open(f"/request?model={UNSERVED}&id=to-retry")
+    page.get_by_role("button", name="Cancel the request").click()
+    page.get_by_text("the request is cancelled").wait_for()
+    assert operators.state("to-retry", UNSERVED) == "cancelled"
+    page.get_by_role("button", name="Retry the request").click()
+    page.get_by_text("to-retry is queued again").wait_for()
+    assert operators.state("to-retry", UNSERVED) == "queued"
+    visit.open(f"/queue?model={UNSERVED}")
+    page.get_by_label("Weight and quotas of tenant").fill("comes")
+    page.get_by_role("button", name="Open").click()
+    page.get_by_label("Weight relative to other tenants").fill("3")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text("comes has its own policy").wait_for()
+    policy = operators.do(lambda connection: Queue(connection, operators.keys.model(UNSERVED)).tenant_policy("comes"))
+    assert policy.weight == 3
+    visit.open(f"/policy?model={UNSERVED}")
+    page.get_by_label("Bands, the most urgent first").fill("interactive, standard, batch, night")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text(f"the queue policy of {UNSERVED} is updated").wait_for()
+    policy = operators.do(lambda connection: Queue(connection, operators.keys.model(UNSERVED)).policy())
+    assert policy.bands[-1] == "night"
+    visit.open("/audit")
+    page.get_by_text("bands from interactive standard batch to interactive standard batch night").wait_for()
+
+
+def test_a_worker_is_scaled_and_columns_stay_hidden(visit: Visit) -> None:
+    visit.open("/engines?model=demo")
+    steps = visit.page.get_by_role("columnheader", name="Steps", exact=True)
+    playwright.expect(steps).to_be_visible()
+    visit.page.get_by_role("button", name="Scale").click()
+    visit.page.get_by_text("engines; surplus engines finish their requests first").wait_for()
+    visit.page.locator("summary", has_text="Columns").click()
+    visit.page.get_by_label("Steps").uncheck()
+    visit.page.get_by_role("button", name="Show these columns").click()
+    playwright.expect(steps).to_be_hidden()
+    visit.open("/engines")
+    playwright.expect(steps).to_be_hidden()
+
+
+def test_a_chart_shows_the_values_at_the_cursor(visit: Visit, operators: Operators) -> None:
+    async def count(connection: CommandConnection) -> None:
+        keys = operators.keys.model(UNSERVED)
+        await connection.execute(
+            "HSET", operators.keys.models(), UNSERVED, msgspec.json.encode(ModelCard(model=UNSERVED))
+        )
+        start = int((await connection.execute("TIME"))[0]) // 60 * 60
+        for minutes, tokens in ((10, 6000), (5, 12_000)):
+            await connection.execute("HSET", keys.series(60, start - 60 * minutes), "tokens_out", tokens)
+
+    operators.do(count)
+    visit.open(f"/queue?model={UNSERVED}")
+    chart = visit.page.locator("svg.lines").first
+    chart.focus()
+    time, *_ = legend = visit.page.locator("figure .legend").first.locator("li").all()
+    # The last steps are empty, and how many depends on the minute.
+    for _ in range(60):
+        if legend[2].inner_text() == "output 200":
+            break
+        chart.press("ArrowLeft")
+    assert time.inner_text() != "latest"
+    chart.press("ArrowLeft")
+    playwright.expect(legend[2]).to_have_text("output -")
+    assert time.inner_text() != "latest"
+    chart.blur()
+    playwright.expect(time).to_have_text("latest")
+    playwright.expect(legend[2]).to_have_text("output 200")
+    chart.hover()
+    playwright.expect(time).not_to_have_text("latest")
 
 
 def test_an_engine_sleeps_and_wakes(visit: Visit) -> None:

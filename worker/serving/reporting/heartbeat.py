@@ -28,7 +28,7 @@ from redis.exceptions import RedisError
 from ....shared.broker.engine_calls import LOADED_TTL_MS, report_loaded
 from ....shared.connection import CommandConnection
 from ....shared.control.model import AddLora, PinLora
-from ....shared.deployment.records import EngineHeartbeat, ModelCard, decode_record
+from ....shared.deployment.records import DeviceUse, EngineHeartbeat, ModelCard, decode_record
 from ....shared.errors import PenstockError
 from ....shared.keys import Keys
 from ....shared.lora.registry import AdapterRecord, AdapterRegistry
@@ -40,6 +40,7 @@ from ...processes.progress import Phase, Progress, ProgressReader
 from ..core.client import CoreClient
 from ..core.stall import StallWatch
 from ..partitions.served_partitions import ServedPartition, ServedPartitions
+from .device_use import DeviceReader
 
 REGISTER_EVERY = 10
 
@@ -83,6 +84,8 @@ class Heartbeat:
         self._started_at = time.time()
         self._num_heartbeats = 0
         self._card: ModelCard | None = None
+        self._device = DeviceReader(config.device_name)
+        self._device_use: DeviceUse | None = None
         self._last = (time.monotonic(), 0)
         self._tokens_per_s = 0.0
         self._encoded_at = 0.0
@@ -157,6 +160,7 @@ class Heartbeat:
 
     async def _encode(self) -> None:
         own, *others = await asyncio.to_thread(_rss_bytes, os.getpid(), self.core_pid, *self._other_ranks)
+        self._device_use = await asyncio.to_thread(self._device.read)
         self.encoded = msgspec.json.encode(self._snapshot(own, sum(others)))
         self._encoded_at = time.monotonic()
 
@@ -219,6 +223,7 @@ class Heartbeat:
             weights_version=self.weights_version,
             group=self._group,
             sleep_level=self.sleep_level,
+            device_use=self._device_use,
         )
 
     def _state(self, progress: Progress) -> EngineState:
