@@ -66,7 +66,7 @@ class HostOptions(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
             "engines restart seconds sooner and share memory; SOCKET: that of the cores' fork server, run by "
             "another process together with the second one",
             SwitchOrText("SOCKET"),
-            default="yes on the CPU, no on GPUs",
+            default="yes",
             group=PROCESS,
         ),
     ] = None

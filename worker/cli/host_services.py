@@ -42,7 +42,7 @@ def fork_server(host: HostOptions, engine: EngineConfig, process: dict[str, Any]
         return nullcontext(host.fork_server)
     if host.fork_server is False and process["standby"]:
         raise UsageError("--standby shares weights by forking; leave --no-fork-server out")
-    if host.fork_server is False or (host.fork_server is None and engine.device != "cpu"):
+    if host.fork_server is False:
         return nullcontext("")
     log_options = ("--log-level", process["log_level"], "--log-format", process["log_format"])
     return running_fork_server((*log_options, *_preload_options(engine)))

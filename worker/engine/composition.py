@@ -58,7 +58,7 @@ from .scheduling.prefix_cache import NoPrefixCache, PrefixCache
 from .scheduling.request import ClockedTimeline, Request
 from .scheduling.scheduler import Scheduler
 from .setup.checks import check_options
-from .setup.host import load_native_kernels, processor, set_loading_threads
+from .setup.host import load_native_kernels, processor, set_loading_threads, store_triton_kernels
 from .setup.layouts import choose_layout
 from .setup.pages import allocate_caches, make_hash_cache, make_tables, size_caches
 from .structured.admission import GrammarAdmission
@@ -115,6 +115,8 @@ def build_engine(
     Raises:
         ConfigurationError, ModelLoadError: a setting or the model is not supported; the message names it.
     """
+    if config.device == "cuda":
+        store_triton_kernels()  # before ranks start, which inherit the setting
     ranks = ranks or make_ranks(config, folder)
     try:
         return _build(config, folder, progress or ProgressWriter(), ranks)

@@ -21,6 +21,18 @@ from ..processes.forking import NUM_DESCRIPTORS, NUM_KEEPER_DESCRIPTORS, ForkCor
 _CUDA_NOT_INITIALIZED = 3
 
 
+def _cuda_obstacle() -> str:
+    """Return the reason why this process cannot fork a core because it has initialized CUDA, or ""."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    context = ctypes.c_void_p()
+    if driver.cuCtxGetCurrent(ctypes.byref(context)) == _CUDA_NOT_INITIALIZED:
+        return ""
+    return "something in the fork server has initialized CUDA, which does not survive a fork"
+
+
 def _become_core(request: ForkCore, descriptors: Sequence[int]) -> int:
     channel, progress, trace, out, err = descriptors
     take_streams([os.open(os.devnull, os.O_RDONLY), out, err])
@@ -55,6 +67,7 @@ CORES = Kind(
     {ForkCore: NUM_DESCRIPTORS, ForkKeeper: NUM_KEEPER_DESCRIPTORS},
     _become_core_or_keeper,
     outlives_asker=False,
+    obstacle=_cuda_obstacle,
 )
 
 
@@ -80,9 +93,7 @@ def preload(folder: str, *, uses_transformers: bool = True) -> str:
         return f"the engine cannot be imported: {type(error).__name__}: {error}"
     if folder and uses_transformers:
         _preload_architecture(folder)
-    if _has_started_cuda():
-        return "something that the engine imports has started CUDA, which does not survive a fork"
-    return ""
+    return _cuda_obstacle()
 
 
 def _preload_architecture(folder: str) -> None:
@@ -100,15 +111,6 @@ def _preload_architecture(folder: str) -> None:
         get_checkpoint_conversion_mapping(config.model_type)
     except Exception as error:  # a broken folder raises any exception; the core reports it
         log.debug("architecture_not_preloaded", folder=folder, error=str(error))
-
-
-def _has_started_cuda() -> bool:
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    context = ctypes.c_void_p()
-    return driver.cuCtxGetCurrent(ctypes.byref(context)) != _CUDA_NOT_INITIALIZED
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from ..config.engine_config import EngineConfig
 from ..models.checkpoint.folder import resolve_model_folder
 from ..models.loaded import LoadedModel
 from .ranks.one import OneRank
-from .setup.host import load_native_kernels
+from .setup.host import load_native_kernels, set_loading_threads
 
 # Threads of torch end shortly after the thread that they helped.
 _END_OF_THREADS_S = 5.0
@@ -61,6 +61,7 @@ def keep_weights(config: EngineConfig) -> str:
 
 def _load_kept(config: EngineConfig) -> LoadedModel:
     load_native_kernels(config)
+    set_loading_threads(config)
     return OneRank(config, resolve_model_folder(config.model, needs_weights=config.needs_weights)).load(lambda: None)
 
 

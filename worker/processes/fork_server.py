@@ -42,12 +42,14 @@ class Kind:
         become: function of a child, called with the request and the descriptors; returns the exit status.
         outlives_asker: whether the child notices the end of the requesting connection itself. Other children are killed
             by the server: only the parent can be sure that a process id is not reused.
+        obstacle: returns the reason why this process cannot fork any more, or ""; called before each fork.
     """
 
     name: str
     requests: Mapping[type[ForkRequest], int]
     become: Callable[[Any, Sequence[int]], int]
     outlives_asker: bool
+    obstacle: Callable[[], str] = lambda: ""
 
 
 @dataclass(eq=False)
@@ -142,7 +144,7 @@ class ForkServer:
         except msgspec.DecodeError as error:
             connection.answer(NotForked(f"the fork server cannot decode the request: {error}"))
             return
-        refusal, num_descriptors = self._refusal, self._kind.requests[type(request)]
+        refusal, num_descriptors = self._refusal or self._kind.obstacle(), self._kind.requests[type(request)]
         if request.version != FORK_VERSION:
             refusal = f"the fork server speaks version {FORK_VERSION}, this process {request.version}"
         elif len(connection.descriptors) != num_descriptors:

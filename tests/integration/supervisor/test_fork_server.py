@@ -14,7 +14,10 @@ import msgspec
 import psutil
 import pytest
 
+from penstock.ops.demo.run import MODEL
 from penstock.producer import Client, SamplingParams
+from penstock.worker.cli import host_services
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.processes.forking import (
     FORK_VERSION,
     NUM_DESCRIPTORS,
@@ -29,6 +32,7 @@ from penstock.worker.processes.forking import (
 )
 from penstock.worker.processes.ipc import FrameSplitter, frame, socket_pair
 from penstock.worker.processes.progress import ProgressReader
+from penstock.worker.programs import HostOptions
 from penstock.worker.supervisor import fork_server
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
 
@@ -191,6 +195,15 @@ from penstock.worker.engine.fork_server import CORES
 from penstock.worker.processes.fork_server import ForkServer
 ForkServer(socket.socket(fileno=int(sys.argv[sys.argv.index("--listen-fd") + 1])), 0, CORES, sys.argv[1]).run()
 """
+# The driver of a GPU: its status says that this process has not initialized CUDA, and from the second fork on that it
+# has.
+DRIVER = """
+import ctypes, types
+statuses = iter([3, 0])
+load = ctypes.CDLL
+driver = types.SimpleNamespace(cuCtxGetCurrent=lambda _: next(statuses))
+ctypes.CDLL = lambda name, *rest, **options: driver if name == "libcuda.so.1" else load(name, *rest, **options)
+"""
 
 
 class Asker:
@@ -258,6 +271,29 @@ def test_refused_forks_return_the_reason() -> None:
         assert isinstance(refused, NotForked)
         assert "cannot decode" in refused.reason
         garbled.close()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_cores_of_any_device_are_forked(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(fork_server, "running_fork_server", lambda _: contextlib.nullcontext("/its/socket"))
+    engine, process = EngineConfig(model=str(MODEL), device=device), {"log_level": "info", "log_format": "json"}
+    with host_services.fork_server(HostOptions(), engine, {**process, "standby": False}) as address:
+        assert address == "/its/socket"
+    with host_services.fork_server(HostOptions(fork_server=False), engine, {**process, "standby": False}) as address:
+        assert address == ""
+
+
+def test_no_core_is_forked_once_cuda_is_initialized() -> None:
+    with running_fork_server((), (sys.executable, "-c", DRIVER + REFUSES, "")) as address:
+        first, second = Asker(address), Asker(address)
+        first.ask(engine_id="first")
+        assert isinstance(first.answer(), Forked)
+        second.ask(engine_id="second")
+        refused = second.answer()
+        assert isinstance(refused, NotForked)
+        assert "has initialized CUDA" in refused.reason
+        first.close()
+        second.close()
 
 
 def test_the_next_core_of_an_engine_begins_when_its_last_has_ended() -> None:

@@ -1,11 +1,16 @@
-"""The number of threads that a CPU engine chooses."""
+"""What an engine sets on its host: the number of threads, and the folder of compiled kernels."""
 
 from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.setup import host as host_setup
+from penstock.worker.engine.setup.host import store_triton_kernels
 
 LARGE, SMALL = 135_000_000, 1_000_000
 
@@ -51,3 +56,14 @@ def test_torch_leaves_a_core_to_others_during_a_load(monkeypatch: pytest.MonkeyP
     host_setup.set_loading_threads(EngineConfig(model="m", num_threads=2))
     host_setup.set_loading_threads(EngineConfig(model="m", device="cuda"))
     assert chosen == [1, 2]
+
+
+def test_triton_stores_kernels_in_the_cache_by_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/its/own")
+    store_triton_kernels()
+    assert os.environ["TRITON_CACHE_DIR"] == "/its/own"
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    store_triton_kernels()
+    folder = tmp_path / "penstock" / "triton" / f"triton-{version('triton')}-torch-{version('torch')}"
+    assert os.environ["TRITON_CACHE_DIR"] == str(folder)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from importlib import metadata
+
 import structlog
 import torch
 
 from ....kernels import native
 from ....shared.errors import ConfigurationError
 from ....shared.process.processor import this_processor
+from ....shared.values.cache_folder import cache_folder
 from ....shared.values.distribution import kernels_command
 from ...config.engine_config import EngineConfig
 from ...models.lean.native import NativeForward
@@ -88,6 +92,15 @@ def load_native_kernels(config: EngineConfig) -> None:
     if config.attention_backend == "native":
         raise ConfigurationError(f"attention_backend 'native' needs the compiled kernels, but {reason}")
     log.info("native_kernels_missing", reason=reason)
+
+
+def store_triton_kernels() -> None:
+    """Let Triton store compiled kernels in Penstock's cache, a folder per version. A folder that the user sets stays.
+
+    Triton's default is in the home folder, which a container does not keep, while the cache is a volume there.
+    """
+    versions = "-".join(f"{name}-{metadata.version(name)}" for name in ("triton", "torch"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache_folder() / "triton" / versions))
 
 
 def processor(device: str) -> tuple[str, list[str]]:
