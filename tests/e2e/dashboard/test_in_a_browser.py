@@ -38,6 +38,8 @@ QUERIES = {
 NEED_A_THING = ("request", "parked", "webhook")
 SIMPLE = [page for page in PAGES if page.name not in NEED_A_THING]
 UNSERVED = "poisoned"
+# Nothing but its test counts in its series.
+CHARTED = "charted"
 EVIL = "<img src=x onerror=alert(1)>\u202e"
 
 
@@ -92,12 +94,13 @@ class Operators:
         return self.do(lambda connection: Broker(connection, self.keys.model(model)).state(request_id))
 
     def close(self) -> None:
-        """Leave the deployment, which other tests look at, without the model that no engine serves."""
+        """Leave the deployment, which other tests look at, without the models that no engine serves."""
 
         async def work(connection: CommandConnection) -> None:
-            await connection.execute("HDEL", self.keys.models(), UNSERVED)
-            for key in await connection.execute("KEYS", self.keys.model(UNSERVED).pattern):
-                await connection.execute("DEL", key)
+            await connection.execute("HDEL", self.keys.models(), UNSERVED, CHARTED)
+            for model in (UNSERVED, CHARTED):
+                for key in await connection.execute("KEYS", self.keys.model(model).pattern):
+                    await connection.execute("DEL", key)
 
         self.do(work)
         self._thread.shutdown()
@@ -289,16 +292,16 @@ def test_a_worker_is_scaled_and_columns_stay_hidden(visit: Visit) -> None:
 
 def test_a_chart_shows_the_values_at_the_cursor(visit: Visit, operators: Operators) -> None:
     async def count(connection: CommandConnection) -> None:
-        keys = operators.keys.model(UNSERVED)
+        keys = operators.keys.model(CHARTED)
         await connection.execute(
-            "HSET", operators.keys.models(), UNSERVED, msgspec.json.encode(ModelCard(model=UNSERVED))
+            "HSET", operators.keys.models(), CHARTED, msgspec.json.encode(ModelCard(model=CHARTED))
         )
         start = int((await connection.execute("TIME"))[0]) // 60 * 60
         for minutes, tokens in ((10, 6000), (5, 12_000)):
             await connection.execute("HSET", keys.series(60, start - 60 * minutes), "tokens_out", tokens)
 
     operators.do(count)
-    visit.open(f"/queue?model={UNSERVED}")
+    visit.open(f"/queue?model={CHARTED}")
     chart = visit.page.locator("svg.lines").first
     chart.focus()
     time, *_ = legend = visit.page.locator("figure .legend").first.locator("li").all()
