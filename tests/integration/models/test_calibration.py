@@ -15,7 +15,9 @@ from penstock.shared.messages.core import UtilityCall
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.models.lean.forward import LeanForward
-from penstock.worker.models.loading.calibration import calibration_prompts, pack_by_examples
+from penstock.worker.models.loading import calibration
+from penstock.worker.models.loading.calibration import TextEncoder, calibration_prompts, pack_by_examples
+from penstock.worker.models.loading.text_check import check_prompt
 from penstock.worker.models.placing.packed_linear import (
     MIN_QUANTIZED_OUTPUTS,
     OwnPackedLinear,
@@ -100,10 +102,27 @@ def test_a_failed_step_leaves_plain_layers(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_prompts_are_known_tokens_within_the_models_length() -> None:
     config = EngineConfig(model=str(DEMO_MODEL), quantization="int4")
-    prompts = calibration_prompts(Path(DEMO_MODEL), config, 90, 32)
+    prompts = calibration_prompts(TextEncoder(Path(DEMO_MODEL), config, 90), config, 32)
     assert {len(prompt) for prompt in prompts} == {32}
     assert all(0 <= token_id < 90 for prompt in prompts for token_id in prompt)
-    assert calibration_prompts(Path(DEMO_MODEL), EngineConfig(model="any", quantization="int8"), 90, 32) == []
+    other = EngineConfig(model="any", quantization="int8")
+    assert calibration_prompts(TextEncoder(Path("any"), other, 90), other, 32) == []
+
+
+def test_the_tokenizer_is_read_once_for_all_texts_of_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_read = 0
+
+    def count(folder: Path, trust_remote_code: bool) -> Path:
+        nonlocal num_read
+        num_read += 1
+        return folder
+
+    monkeypatch.setattr(calibration, "tokenizer_folder", count)
+    config = EngineConfig(model=str(DEMO_MODEL), quantization="int4")
+    encoder = TextEncoder(Path(DEMO_MODEL), config, 90)
+    assert calibration_prompts(encoder, config, 32)
+    assert check_prompt(encoder, config, 32)
+    assert num_read == 1
 
 
 @pytest.fixture

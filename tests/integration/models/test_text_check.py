@@ -16,6 +16,7 @@ from penstock.worker.engine.composition import build_engine
 from penstock.worker.models.checks import kl_limits
 from penstock.worker.models.checks.kl_limits import KL_LIMITS, largest_kl
 from penstock.worker.models.lean.forward import LeanForward
+from penstock.worker.models.loading.calibration import TextEncoder
 from penstock.worker.models.loading.loader import load_module
 from penstock.worker.models.loading.text_check import TextCheck, check_prompt
 from penstock.worker.models.placing.packed_linear import pack_linear_layers
@@ -111,7 +112,8 @@ def test_a_random_model_is_not_judged() -> None:
 
 def test_only_smaller_formats_of_whole_models_are_checked() -> None:
     def prompt(**options: Any) -> list[int]:
-        return check_prompt(Path(DEMO_MODEL), EngineConfig(model=str(DEMO_MODEL), **options), 100, 90)
+        config = EngineConfig(model=str(DEMO_MODEL), **options)
+        return check_prompt(TextEncoder(Path(DEMO_MODEL), config, 100), config, 90)
 
     assert len(prompt(quantization="int8")) == len(prompt(kv_cache_dtype="int8")) == 90
     assert max(prompt(quantization="int8")) < 100

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +36,41 @@ _NUM_OTHER_TOKENS = 64
 _BLOCK_SIZE = 16
 
 
-def calibration_prompts(folder: Path, config: EngineConfig, vocab_size: int, max_model_len: int) -> list[list[int]]:
-    """Return the prompts by which ``pack_by_examples`` packs the model in ``folder``; none if its weights need none."""
+class TextEncoder:
+    """Encodes texts by the tokenizer in ``folder``, without tokens that the model does not have. It reads the tokenizer
+    once, when the first text needs it: a large one takes seconds.
+    """
+
+    def __init__(self, folder: Path, config: EngineConfig, vocab_size: int) -> None:
+        self._folder = folder
+        self._config = config
+        self.vocab_size = vocab_size
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text."""
+        return [
+            [token_id for token_id in self._tokenizer.encode(text).ids if token_id < self.vocab_size] for text in texts
+        ]
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        folder = tokenizer_folder(self._folder, self._config.trust_remote_code)
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+
+def calibration_prompts(encoder: TextEncoder, config: EngineConfig, max_model_len: int) -> list[list[int]]:
+    """Return the prompts by which ``pack_by_examples`` packs the model of ``encoder``; none if its weights need
+    none.
+    """
     if not config.has_four_bit_weights or config.device != "cpu":
         return []
-    prompts = encode_texts(_TEXT.read_text(encoding="utf-8").split(_SEPARATOR), folder, config, vocab_size)
-    prompts.append(varied_prompt(vocab_size, _NUM_OTHER_TOKENS))
+    prompts = encoder.encode(_TEXT.read_text(encoding="utf-8").split(_SEPARATOR))
+    prompts.append(varied_prompt(encoder.vocab_size, _NUM_OTHER_TOKENS))
     max_len = min(_MAX_PROMPT_LEN, max_model_len)
     return [prompt[:max_len] for prompt in prompts if prompt]
-
-
-def encode_texts(texts: Sequence[str], folder: Path, config: EngineConfig, vocab_size: int) -> list[list[int]]:
-    """Return the tokens of each text, by the tokenizer in ``folder``, without those that the model does not have."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_folder(folder, config.trust_remote_code) / TOKENIZER_FILE))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return [[token_id for token_id in tokenizer.encode(text).ids if token_id < vocab_size] for text in texts]
 
 
 def varied_prompt(vocab_size: int, num_tokens: int) -> list[int]:

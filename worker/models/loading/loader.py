@@ -34,7 +34,7 @@ from ..pooling.encoder import EncoderForward, EncoderReference, encoder_forward,
 from ..pooling.folder import PoolingFolder, pools
 from ..pooling.loading import as_decoder, make_pooling
 from ..shared_experts import ExpertRanks, share_and_check, share_experts
-from .calibration import calibration_prompts, do_not_report
+from .calibration import TextEncoder, calibration_prompts, do_not_report
 from .candidates import choose_forward
 from .preparing import describe_preparation, pack, prepare, prepared_tolerance, weight_format
 from .rank_checks import explaining_ranks
@@ -237,6 +237,7 @@ def _choose_forward(
         read: the result that contains ``module``; None if ``module`` is a whole model.
         report: called after each layer whose packing takes long.
     """
+    prompts, text = _prompts_of(TextEncoder(folder, config, vocab_size), config, longest, is_checked=read is not None)
     return choose_forward(
         module,
         architecture,
@@ -248,14 +249,22 @@ def _choose_forward(
             device=device_of(config),
             vocab_size=vocab_size,
             max_model_len=longest,
-            prompts=calibration_prompts(folder, config, vocab_size, longest),
+            prompts=prompts,
             report=report,
-            text=check_prompt(folder, config, vocab_size, longest) if read else None,
+            text=text,
         ),
         partial(prepared_tolerance, config),
         describe_preparation(config),
         **({"reference": read.reference, "modes": read.modes, "is_whole": read.is_whole} if read else {}),
     )
+
+
+def _prompts_of(
+    encoder: TextEncoder, config: EngineConfig, longest: int, *, is_checked: bool
+) -> tuple[list[list[int]], list[int]]:
+    """Return the prompts by which weights are packed, and the one by which they are checked."""
+    prompts = calibration_prompts(encoder, config, longest)
+    return prompts, check_prompt(encoder, config, longest) if is_checked else []
 
 
 def _attention_backend(forward: Forward, config: EngineConfig, architecture: str) -> str:

@@ -7,8 +7,6 @@ enough is judged.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import structlog
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from ...config.engine_config import EngineConfig
 from ..checks.divergence import Scores
 from ..checks.kl_limits import QUALITY_TEXT, largest_kl
 from ..forward import Forward
-from .calibration import encode_texts, run_prompts
+from .calibration import TextEncoder, run_prompts
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +30,7 @@ _TRAINED_SHARE = 0.1
 _MAX_KL = 1.0
 
 
-def check_prompt(folder: Path, config: EngineConfig, vocab_size: int, max_model_len: int) -> list[int]:
+def check_prompt(encoder: TextEncoder, config: EngineConfig, max_model_len: int) -> list[int]:
     """Return the tokens for a ``TextCheck``; none if the formats are the model's own, if weights are random, if several
     ranks compute the model, or if its vocabulary has no two tokens of the text.
     """
@@ -40,7 +38,7 @@ def check_prompt(folder: Path, config: EngineConfig, vocab_size: int, max_model_
     if not is_smaller or not config.needs_weights or config.num_ranks > 1 or config.is_grouped:
         return []
     text = QUALITY_TEXT.read_text(encoding="utf-8")[:_NUM_CHARACTERS]
-    (prompt,) = encode_texts([text], folder, config, vocab_size)
+    (prompt,) = encoder.encode([text])
     prompt = prompt[: min(_NUM_TOKENS, max_model_len)]
     return prompt if len(prompt) > 1 else []
 
