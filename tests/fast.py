@@ -30,6 +30,7 @@ NEED_TORCH = (
     "integration/fleet",
     "integration/groups/test_serving_groups.py",
     "integration/http_engine/test_worker.py",
+    "integration/keeper/test_cards.py",
     "integration/models",
     "integration/supervisor/test_fork_server.py",
     "integration/supervisor/test_load_timeout.py",
