@@ -71,6 +71,22 @@ def _sleep_or_wake(row: Row, _: View) -> Offer:
 
 
 @_needs_row
+def _unload_or_load(row: Row, _: View) -> Offer:
+    form = {"device": row["device"], "model": row["model"]}
+    if row["state"] == "awake":
+        return _offer("/devices/unload", f"put {row['model']} to sleep until it is loaded?", form)
+    return _offer("/devices/load", f"load {row['model']} now? other models may have to leave", form)
+
+
+@_needs_row
+def _pin_or_unpin(row: Row, _: View) -> Offer:
+    form = {"device": row["device"], "model": row["model"]}
+    if row["is_pinned"]:
+        return _offer("/devices/unpin", f"let {row['model']} leave the device again?", form)
+    return _offer("/devices/pin", f"load {row['model']}, and never let it leave the device?", form)
+
+
+@_needs_row
 def _drain_worker(row: Row, _: View) -> Offer:
     question = f"drain worker {row['worker']}? it claims no more requests and leaves when the running ones have ended"
     return _offer("/workers/drain", question, {"worker": row["worker"]})
@@ -320,6 +336,7 @@ DEVICES = Table(
     identity=("device", "model"),
     headline=_devices_lines,
     opens=_open_device_model,
+    moves=(Move("z", "sleep/wake", _unload_or_load), Move("p", "pin/unpin", _pin_or_unpin)),
 )
 
 

@@ -13,15 +13,17 @@ import time
 import msgspec
 
 from ...shared.connection import checked_connection
-from ...shared.deployment.presence import read_heartbeats
+from ...shared.deployment.presence import read_devices, read_heartbeats
 from ...shared.deployment.records import UNREADABLE, EngineHeartbeat, EngineSetup
 from ...shared.keys import Keys
 from ...shared.messages.core import GroupStatus
+from ...shared.messages.devices import DeviceRecord
 from ...shared.messages.supervision import EngineState
 from ...shared.process.command_line import Command, add_redis_arguments, format_table
 from ...shared.process.plugins import OPTION_OF_GROUP, plugins_of
 from ...shared.redis_access.embedded import resolve_redis_url
 from ...shared.values.shown import format_bytes
+from .models import format_devices
 
 _LOAD_HEADER = (
     "WORKER",
@@ -56,7 +58,7 @@ def _show_engines(arguments: argparse.Namespace) -> int:
     if arguments.plugins:
         return list_plugins(as_json=arguments.json)
     with resolve_redis_url(arguments.redis_url) as url:
-        heartbeats, unreadable = asyncio.run(_read_deployment(url, arguments.namespace))
+        heartbeats, devices, unreadable = asyncio.run(_read_deployment(url, arguments.namespace))
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(heartbeats)).decode())
     elif heartbeats:
@@ -64,18 +66,21 @@ def _show_engines(arguments: argparse.Namespace) -> int:
         for heartbeat in heartbeats:
             if heartbeat.state is EngineState.DEAD:
                 print(_describe_death(heartbeat))
-    elif not unreadable:
+    elif not (unreadable or devices):
         print("no workers")
+    if devices and not arguments.json:
+        print(format_devices(devices))
     for engine_id in unreadable:
         print(f"{engine_id}: {UNREADABLE}", file=sys.stderr if arguments.json else sys.stdout)
     return 0
 
 
-async def _read_deployment(url: str, namespace: str) -> tuple[list[EngineHeartbeat], list[str]]:
-    """Return the heartbeats, and the ids of engines whose heartbeats cannot be read."""
+async def _read_deployment(url: str, namespace: str) -> tuple[list[EngineHeartbeat], list[DeviceRecord], list[str]]:
+    """Return the heartbeats, devices with several models, and the ids of engines whose heartbeats cannot be read."""
     unreadable: list[str] = []
     async with checked_connection(url, namespace=namespace) as connection:
-        return await read_heartbeats(connection.execute, Keys(namespace), unreadable=unreadable), unreadable
+        heartbeats = await read_heartbeats(connection.execute, Keys(namespace), unreadable=unreadable)
+        return heartbeats, await read_devices(connection.execute, Keys(namespace)), unreadable
 
 
 def _row(beat: EngineHeartbeat) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -43,13 +43,15 @@ def _run_models(arguments: argparse.Namespace) -> int:
         devices = asyncio.run(_read_or_command(url, arguments, *(chosen[0] if chosen else (None, ""))))
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(devices)).decode())
-    elif devices:
-        print(format_table(_HEADER, [_model_row(device, model) for device in devices for model in device.models]))
-        for device in devices:
-            print(_summary(device))
     else:
-        print("no device has several models")
+        print(format_devices(devices) if devices else "no device has several models")
     return 0
+
+
+def format_devices(devices: Sequence[DeviceRecord]) -> str:
+    """Return a table with a row per model and device, and a line about the memory and swaps of each device."""
+    rows = [_model_row(device, model) for device in devices for model in device.models]
+    return "\n".join([format_table(_HEADER, rows), *map(_summary, devices)])
 
 
 async def _read_or_command(

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ....producer.control.secret_keys import Role
+from ....shared.deployment.orders import command_model
+from ....shared.deployment.presence import read_devices
+from ....shared.errors import ValidationError
 from ....shared.messages.devices import DeviceModel, DeviceRecord, ModelPhase, SwapRecord
+from ....shared.messages.supervision import ModelAction
 from ....shared.swap.rule import Reason
+from ....shared.values.shown import shown
 from ...words import format_duration
 from ..access import Access
-from ..page import Page, PageSection, Params, View
+from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
 from ..source import PageSnapshot
 from ..words import length_of_time
 
+# A browser waits for the response.
+COMMAND_TIMEOUT_S = 60.0
 # Phases and reasons of newer versions are texts without words here.
 _LIGHTS: dict[str, str] = {ModelPhase.AWAKE: "good", ModelPhase.BROKEN: "bad"}
 _REASONS: dict[str, str] = {
@@ -109,4 +118,33 @@ def swap_words(swap: SwapRecord, now: float) -> str:
     return f"{words}; {reason}" if reason else words
 
 
-SECTION = PageSection(pages=(Page("devices", "/devices", "Devices", _read_devices),))
+def _command(action: ModelAction, outcome: str) -> Callable[[ActionContext], Awaitable[str]]:
+    """Return the action that commands a model of a device, and of the other devices of its worker."""
+
+    async def do(context: ActionContext) -> str:
+        source, model, device_id = context.source, field_of(context.form, "model"), field_of(context.form, "device")
+        every = await read_devices(source.connection.execute, source.keys)
+        workers = {device.worker_id for device in every if device.device_id == device_id}
+        devices = [device for device in every if device.worker_id in workers and _has_model(device, model)]
+        if not devices:
+            raise ValidationError(f"device must be one that has model {shown(model)}, got {shown(device_id)}")
+        async with source.audit.audited(f"model.{action.value}", model, device=device_id):
+            await command_model(source.connection.execute, source.keys, devices, model, action, COMMAND_TIMEOUT_S)
+        return f"{model} {outcome}"
+
+    return do
+
+
+def _has_model(device: DeviceRecord, name: str) -> bool:
+    return any(model.name == name for model in device.models)
+
+
+SECTION = PageSection(
+    pages=(Page("devices", "/devices", "Devices", _read_devices),),
+    actions=(
+        Action("/devices/load", Role.OPERATOR, _command(ModelAction.LOAD, "is loaded"), "engines"),
+        Action("/devices/unload", Role.OPERATOR, _command(ModelAction.UNLOAD, "sleeps until it is loaded"), "engines"),
+        Action("/devices/pin", Role.OPERATOR, _command(ModelAction.PIN, "is loaded and pinned"), "engines"),
+        Action("/devices/unpin", Role.OPERATOR, _command(ModelAction.UNPIN, "may leave the device"), "engines"),
+    ),
+)
