@@ -28,12 +28,18 @@ local function open_ledger()
   local NUM_SUMS = 11
   local unwritten -- field -> place -> number; nil without any
 
-  local function add(request, name, number)
-    local field = request.tenant .. '\n' .. (string.match(request.account or '', '^[^\n]*\n[^\n]*') or '\n')
+  local function sums_of(request)
+    local account = request.account and string.match(request.account, '^[^\n]*\n[^\n]*') or '\n'
+    local field = request.tenant .. '\n' .. account
     unwritten = unwritten or {}
     local sums = unwritten[field] or {}
     unwritten[field] = sums
-    sums[SUMS[name]] = (sums[SUMS[name]] or 0) + number
+    return sums
+  end
+
+  local function add(sums, name, number)
+    local place = SUMS[name]
+    sums[place] = (sums[place] or 0) + number
   end
 
   -- Return the numbers of the field past.
@@ -44,29 +50,31 @@ local function open_ledger()
     return unpack(numbers)
   end
 
-  -- Count the tokens of a request that the ledger does not have yet. count is its output tokens.
-  function ledger.count_tokens(request, count)
+  -- Count the tokens of a request that the ledger does not have yet. count is its output tokens. sums are those of its
+  -- account, if they are known.
+  function ledger.count_tokens(request, count, sums)
+    sums = sums or sums_of(request)
     local prompt, cached, kind = string.match(request.used or '', '^(%d+) (%d+)(.*)$')
     local billed_prompt, billed_output = -1, -1
     if request.past then
       local num_claims, num_before
       billed_prompt, billed_output, num_claims, num_before = ledger.read_past(request.past)
-      if num_claims > 0 then add(request, 'recomputed', num_claims * (prompt or 0) + num_before) end
+      if num_claims > 0 then add(sums, 'recomputed', num_claims * (prompt or 0) + num_before) end
     end
-    if count > billed_output then add(request, 'output', count - math.max(0, billed_output)) end
+    if count > billed_output then add(sums, 'output', count - math.max(0, billed_output)) end
     if not prompt or request.account and string.find(request.account, '\n1$') then return end
     local num_new = math.max(0, prompt - math.max(0, billed_prompt))
-    add(request, kind == 'e' and 'embedding' or 'prompt', num_new)
+    add(sums, kind == 'e' and 'embedding' or 'prompt', num_new)
     if billed_prompt >= 0 then return end
-    if cached ~= '0' then add(request, 'cached', math.min(cached, num_new)) end
-    for _ in string.gmatch(request.images or '', '%S+') do add(request, 'images', 1) end
+    if cached ~= '0' then add(sums, 'cached', math.min(cached, num_new)) end
+    for _ in string.gmatch(request.images or '', '%S+') do add(sums, 'images', 1) end
   end
 
   -- Count the end of a request. One that delivered nothing, because it did not finish, used nothing.
   function ledger.count_end(request, state)
-    local count = tonumber(request.count)
-    add(request, state, 1)
-    if count > 0 or state == 'finished' then ledger.count_tokens(request, count) end
+    local count, sums = tonumber(request.count), sums_of(request)
+    add(sums, state, 1)
+    if count > 0 or state == 'finished' then ledger.count_tokens(request, count, sums) end
   end
 
   -- Return the sums of a value; false if there is none, or if something other than the scripts has written it.
