@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any, Unpack
 
 import msgspec
@@ -32,6 +33,7 @@ from ...shared.control.engine import (
 )
 from ...shared.control.model import ReloadWeights, SaveShardedState, ShardedStateSaved, WeightsReloaded
 from ...shared.errors import EngineCallError, PenstockError, ValidationError
+from ...shared.process.code_profile import CodeProfile
 from ...shared.values.checks import UNENCODABLE, check_timeout, unencodable
 from ...shared.values.shown import shown
 from ..client_parts.core import CALL_TIMEOUT_S, CallOptions, ClientCore
@@ -55,6 +57,8 @@ class EngineControl(ClientCore):
         EngineCallError: an engine refused, failed, died or did not answer in time. ``errors`` has the reason by engine,
             ``answers`` the answers of the other engines.
     """
+
+    _own_profile: tuple[CodeProfile, Path] | None = None
 
     async def sleep(
         self, level: int = 1, *, mode: str = "keep", drain_timeout_s: float = 30.0, **options: Unpack[CallOptions]
@@ -132,13 +136,39 @@ class EngineControl(ClientCore):
         """Verify the engines' bookkeeping, and return their numbers of blocks and requests."""
         return await self._call_engines(CheckInvariants(), Invariants, options)
 
-    async def start_profile(self, **options: Unpack[CallOptions]) -> dict[str, str]:
-        """Start the torch profiler in the engines. Return the folders of the traces, on the engines' hosts."""
-        answers = await self._call_engines(StartProfile(), ProfileStarted, options)
+    async def start_profile(
+        self,
+        *,
+        prefix: str = "",
+        with_stack: bool = False,
+        use_gzip: bool = False,
+        client_file: str | Path | None = None,
+        **options: Unpack[CallOptions],
+    ) -> dict[str, str]:
+        """Start the torch profiler in the engines, and one of functions in their worker processes. Return the folders
+        of the files, on the engines' hosts.
+
+        Args:
+            prefix: begins the names of the files.
+            with_stack: record the Python functions that call each operation.
+            use_gzip: compress the traces.
+            client_file: profile this client's thread as well, into this file at ``stop_profile``.
+        """
+        call = StartProfile(prefix, check_flag("with_stack", with_stack), check_flag("use_gzip", use_gzip))
+        answers = await self._call_engines(call, ProfileStarted, options)
+        if client_file is not None:
+            self._own_profile = CodeProfile(), Path(client_file)
         return {engine_id: answer.folder for engine_id, answer in answers.items()}
 
     async def stop_profile(self, **options: Unpack[CallOptions]) -> dict[str, str]:
-        """Stop profiling. Return the trace files, on the engines' hosts; open them in chrome://tracing or Perfetto."""
+        """Stop profiling. Return the trace files, on the engines' hosts; open them in chrome://tracing or Perfetto.
+
+        Next to a trace is the profile of its worker process, for ``pstats``: the same name with ``.worker.prof``.
+        """
+        own_profile, self._own_profile = self._own_profile, None
+        if own_profile is not None:
+            profile, path = own_profile
+            await profile.save(path)
         answers = await self._call_engines(StopProfile(), ProfileSaved, options)
         return {engine_id: answer.path for engine_id, answer in answers.items()}
 

@@ -63,8 +63,22 @@ class Invariants(msgspec.Struct, array_like=True, tag="invariants"):
     num_waiting_reqs: int
 
 
-class StartProfile(msgspec.Struct, array_like=True, tag="start_profile"):
-    """Start torch's profiler. Answer: ``ProfileStarted``."""
+class StartProfile(msgspec.Struct, array_like=True, omit_defaults=True, tag="start_profile"):
+    """Start torch's profiler, and one of the worker process. Answer: ``ProfileStarted``.
+
+    Args:
+        prefix: begins the names of the files.
+        with_stack: record the Python functions that call each operation.
+        use_gzip: compress the trace.
+    """
+
+    prefix: str = ""
+    with_stack: bool = False
+    use_gzip: bool = False
+
+    def __post_init__(self) -> None:
+        if check_text("prefix", self.prefix) and ("/" in self.prefix or not self.prefix.isprintable()):
+            raise ValidationError(f"prefix must be a part of a file's name, without '/', got {shown(self.prefix)}")
 
 
 class ProfileStarted(msgspec.Struct, array_like=True, tag="profile_started"):

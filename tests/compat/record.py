@@ -372,6 +372,7 @@ _CALLS: list[Utility] = [
     PinLora(3),
     PinLora(3, pinned=False),
     ReloadWeights(path="/models/new", version="v2", mode="keep", drain_timeout_s=5.0, only_check=True),
+    StartProfile("run-", with_stack=True, use_gzip=True),
 ]
 _ANSWERS: list[UtilityAnswer] = [
     Invariants(7, 8, 1, 2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pstats
 import re
 import subprocess
 import sys
@@ -162,12 +163,29 @@ async def test_handling_of_repeated_late_and_undecodable_calls(deployment: Local
             "engine_timeout", "the call expired before the engine could start it"
         )
         (path,) = (await client.stop_profile()).values()
+        worker_profile = Path(path).with_suffix(".worker.prof")
+        assert any("call_handler.py" in file for file, _, _ in pstats.Stats(str(worker_profile)).stats)  # type: ignore[attr-defined]
         Path(path).unlink()
+        worker_profile.unlink()
         unread = (await reply("unread", msgspec.msgpack.encode(["control", 9, "unread", ["dream"], late_ms]))).error
         assert unread is not None
         assert (unread.code, "cannot read the call" in unread.message) == ("validation_error", True)
     finally:
         await commands.close()
+
+
+async def test_a_profile_of_client_worker_and_core(client: Client, tmp_path: Path) -> None:
+    own = tmp_path / "client.prof"
+    await client.start_profile(prefix="all-", use_gzip=True, client_file=own)
+    await short(client)
+    (path,) = map(Path, (await client.stop_profile()).values())
+    worker = path.with_name(path.name.replace(".json.gz", ".worker.prof"))
+    assert path.name.startswith("all-")
+    assert path.exists()
+    for file, module in ((worker, "worker/serving/"), (own, "producer/requests/")):
+        assert any(module in name for name, _, _ in pstats.Stats(str(file)).stats)  # type: ignore[attr-defined]
+    with pytest.raises(errors.ValidationError, match="prefix must be a part of a file's name"):
+        await client.start_profile(prefix="../a")
 
 
 def test_the_blocking_facade(deployment: LocalStack) -> None:

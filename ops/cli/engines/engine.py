@@ -53,6 +53,13 @@ def _add_wake_up_arguments(parser: argparse.ArgumentParser) -> None:
     _add_engine_arguments(parser)
 
 
+def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prefix", default="", help="begins the names of the files")
+    parser.add_argument("--with-stack", action="store_true", help="record the Python functions that call operations")
+    parser.add_argument("--gzip", action="store_true", help="compress the trace")
+    _add_engine_arguments(parser)
+
+
 def _add_save_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", help="a new folder on the engine's host, absolute")
     parser.add_argument("--pattern", metavar="NAME", help="of the files, with {part} (model-rank-0-part-N.safetensors)")
@@ -175,8 +182,9 @@ async def _reset(client: Client, _: argparse.Namespace, options: CallOptions) ->
     return await client.reset_prefix_cache(**options)
 
 
-async def _start_profile(client: Client, _: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
-    return await client.start_profile(**options)
+async def _start_profile(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+    form = {"prefix": arguments.prefix, "with_stack": arguments.with_stack, "use_gzip": arguments.gzip}
+    return await client.start_profile(**form, **options)
 
 
 async def _stop_profile(client: Client, _: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
@@ -237,7 +245,13 @@ COMMAND = Command(
             "profile",
             "Record what torch does in the engines' steps.",
             subcommands=(
-                _leaf("start", "Begin; says in which folder the trace will be.", _start_profile, str),
+                _leaf(
+                    "start",
+                    "Begin; says in which folder the trace will be.",
+                    _start_profile,
+                    str,
+                    _add_profile_arguments,
+                ),
                 _leaf("stop", "Write the trace and say to which file.", _stop_profile, str),
             ),
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -238,6 +239,19 @@ def test_a_profile_is_a_trace_of_the_steps_between(
     assert {"aten::embedding", "penstock::decoder"} & names
     assert {"engine: schedule", "engine: execute", "engine: update"} <= names
     assert "no profile" in refusal(engine, StopProfile()).message
+
+
+def test_a_profile_with_prefix_stacks_and_compression(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    assert isinstance(ask(engine, StartProfile("run-", with_stack=True, use_gzip=True)), ProfileStarted)
+    tokens(engine, max_tokens=2)
+    saved = ask(engine, StopProfile())
+    assert isinstance(saved, ProfileSaved)
+    path = Path(saved.path)
+    assert (path.name.startswith("run-"), path.name.endswith(".json.gz")) == (True, True)
+    with gzip.open(path, "rt") as trace:
+        events = json.load(trace)["traceEvents"]
+    assert any("engine_core.py" in str(event.get("name")) for event in events)
 
 
 def test_registered_methods_run_and_others_do_not(make_engine: MakeEngine) -> None:

@@ -159,8 +159,8 @@ class EngineControl:
     def _is_sleeping(self, _: IsSleeping) -> SleepState:
         return self._parts.sleep.state
 
-    def _start_profile(self, _: StartProfile) -> ProfileStarted:
-        return ProfileStarted(str(self._parts.profiler.start()))
+    def _start_profile(self, call: StartProfile) -> ProfileStarted:
+        return ProfileStarted(str(self._parts.profiler.start(call)))
 
     def _stop_profile(self, _: StopProfile) -> ProfileSaved:
         path = self._parts.profiler.stop()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from ....shared.control.engine import StartProfile
 from ....shared.errors import ConfigurationError, EngineStateError
 from ....shared.stats import StepStats
 from ....shared.values.data_folder import data_folder
@@ -26,7 +27,7 @@ log = structlog.get_logger(__name__)
 class TraceRecorder(Protocol):
     """Makes one recording at a time, each to a separate file."""
 
-    def start(self) -> Path:
+    def start(self, call: StartProfile) -> Path:
         """Start recording and return the folder.
 
         Raises:
@@ -54,9 +55,10 @@ class ProcessTraceRecorder:
     def __init__(self, config: EngineConfig, suffix: str = "") -> None:
         self._folder = _profile_folder(config)
         self._name = config.model_name.replace("/", "_") + suffix
+        self._call = StartProfile()
         self._profile: profile | None = None
 
-    def start(self) -> Path:
+    def start(self, call: StartProfile) -> Path:
         """See ``TraceRecorder``."""
         import torch.profiler
         from torch._C._profiler import _ExperimentalConfig
@@ -74,8 +76,11 @@ class ProcessTraceRecorder:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         # All threads, because forwards may run in a separate thread.
         all_threads = _ExperimentalConfig(profile_all_threads=True)
-        recording = torch.profiler.profile(activities=activities, experimental_config=all_threads)
+        recording = torch.profiler.profile(
+            activities=activities, with_stack=call.with_stack, experimental_config=all_threads
+        )
         recording.start()
+        self._call = call
         self._profile = recording
         return self._folder
 
@@ -85,7 +90,8 @@ class ProcessTraceRecorder:
         if recording is None:
             raise EngineStateError("no profile is being recorded; start one first")
         recording.stop()
-        path = self._folder / f"{self._name}-{os.getpid()}-{time.time_ns()}.json"
+        suffix = ".json.gz" if self._call.use_gzip else ".json"
+        path = self._folder / f"{self._call.prefix}{self._name}-{os.getpid()}-{time.time_ns()}{suffix}"
         try:
             recording.export_chrome_trace(str(path))
         except (OSError, RuntimeError) as error:
@@ -160,9 +166,9 @@ class StepProfiler:
         self._core = core
         self._recorder = recorder
 
-    def start(self) -> Path:
+    def start(self, call: StartProfile) -> Path:
         """Start recording and return the folder. Raises as ``TraceRecorder``."""
-        folder = self._recorder.start()
+        folder = self._recorder.start(call)
         self._core.step_watch = ScopedStepWatch
         return folder
 

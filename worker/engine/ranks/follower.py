@@ -16,6 +16,7 @@ import structlog
 import torch
 from torch import nn
 
+from ....shared.control.engine import StartProfile
 from ....shared.errors import PenstockError
 from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
@@ -105,7 +106,9 @@ class Follower:
             PutWeightsBack: lambda _: self._exchange.put_back(),
             KeepWeights: self._keep_weights,
             WritePart: self._write_part,
-            StartTrace: lambda _: self._recorder.start(),
+            StartTrace: lambda command: self._recorder.start(
+                StartProfile(command.prefix, command.with_stack, command.use_gzip)
+            ),
             StopTrace: lambda _: self._recorder.stop(),
             CallMethod: self._call_method,
         }

@@ -147,7 +147,11 @@ class WakeUpWhole(msgspec.Struct, array_like=True, tag="awake"):
 
 
 class StartTrace(msgspec.Struct, array_like=True, tag="start_trace"):
-    """Start to record a profile of torch."""
+    """Start to record a profile of torch; see ``shared.control.engine.StartProfile``."""
+
+    prefix: str
+    with_stack: bool
+    use_gzip: bool
 
 
 class StopTrace(msgspec.Struct, array_like=True, tag="stop_trace"):

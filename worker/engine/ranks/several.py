@@ -13,7 +13,7 @@ import structlog
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ....shared.control.engine import CollectiveRpc
+from ....shared.control.engine import CollectiveRpc, StartProfile
 from ....shared.errors import EngineCallError, EngineStateError, ModelLoadError
 from ....shared.messages.core import RankSetup
 from ....shared.values.shown import shown
@@ -257,9 +257,9 @@ class _Recorder:
         self._local = local
         self._team = team
 
-    def start(self) -> Path:
-        folder = self._local.start()
-        self._team.together(StartTrace(), lambda: None)
+    def start(self, call: StartProfile) -> Path:
+        folder = self._local.start(call)
+        self._team.together(StartTrace(call.prefix, call.with_stack, call.use_gzip), lambda: None)
         return folder
 
     def stop(self) -> Path:

@@ -136,7 +136,12 @@ class VllmControl:
             raise EngineStateError("vLLM records no profiles; start the worker with --profile-dir")
         return Path(config.torch_profiler_dir)
 
-    def _start_profile(self, _: StartProfile) -> ProfileStarted:
+    def _start_profile(self, call: StartProfile) -> ProfileStarted:
+        if call != StartProfile():
+            raise UnsupportedCallError(
+                "start_profile: vLLM's own options choose names, stacks and compression; leave prefix, with_stack and "
+                "use_gzip out, and set them by --engine-options"
+            )
         folder = self._profile_folder()
         if self._profile_began_s:
             raise EngineStateError("a profile is being recorded already; stop it first")

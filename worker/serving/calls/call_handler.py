@@ -19,7 +19,7 @@ import structlog
 
 from ....shared.broker import EngineCalls
 from ....shared.control.calls import CallError, ControlCommand, ControlReply, Utility, UtilityAnswer
-from ....shared.control.engine import CollectiveRpc, IsSleeping, Sleep, SleepState, WakeUp
+from ....shared.control.engine import CollectiveRpc, IsSleeping, Sleep, SleepState, StartProfile, StopProfile, WakeUp
 from ....shared.control.model import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 from ....shared.errors import EngineCallError, EngineDeadError, EngineTimeoutError, PenstockError, ValidationError
 from ....shared.messages.supervision import CancelCommand, EngineCommand, SleepOrder, SleepOrderDone
@@ -28,6 +28,7 @@ from ...text.thread import LONG_TEXT_CHARS, TextThread
 from ...text.tokenizer import TOKENIZER_FILE, TextCodec
 from ..core.client import CoreClient
 from ..redis_waiting import LEAVE_PATIENCE_S
+from .profile import WorkerProfile
 from .shared_device import OwnDevice
 
 MAX_KNOWN_CALLS = 4096
@@ -70,7 +71,12 @@ class ControlCalls:
         self._recent_ids: OrderedDict[str, None] = OrderedDict()
         self._turn = asyncio.Lock()
         self._is_closed = False
-        self._functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]] = {CollectiveRpc: self._collective_rpc}
+        profile = WorkerProfile(core)
+        self._functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]] = {
+            CollectiveRpc: self._collective_rpc,
+            StartProfile: profile.start_both,
+            StopProfile: profile.stop_both,
+        }
 
     def add_functions(self, functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]]) -> None:
         """Add functions for further types of calls, or replace some: more calls have one once the core is ready."""
