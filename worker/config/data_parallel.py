@@ -84,7 +84,6 @@ def check_data_parallel(
     async_scheduling: bool,
     speculative: str,
     enforce_eager: bool,
-    enable_lora: bool,
     num_ranks: int,
 ) -> None:
     """Raise ``ConfigurationError`` if an option would prevent ranks from stepping together.
@@ -109,7 +108,6 @@ def check_data_parallel(
         "deterministic": deterministic,
         "async_scheduling": async_scheduling,
         "speculative": speculative != "off",
-        "enable_lora": enable_lora,
         "tensor_parallel_size or pipeline_parallel_size": num_ranks > 1,
         "CUDA graphs (set enforce_eager)": device == "cuda" and not enforce_eager,
     }

@@ -82,7 +82,6 @@ class EngineConfig(
             async_scheduling=self.async_scheduling,
             speculative=self.speculative,
             enforce_eager=self.enforce_eager,
-            enable_lora=self.enable_lora,
             num_ranks=self.num_ranks,
         )
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:

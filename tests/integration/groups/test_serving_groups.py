@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
@@ -73,14 +74,45 @@ def prompts() -> list[list[int]]:
     return [[3 + (7 * number + 5 * place) % 120 for place in range(3 + number)] for number in range(NUM_REQUESTS)]
 
 
-async def generate(client: Client, prompt: list[int]) -> list[int]:
+async def generate(client: Client, prompt: list[int], adapter: str | None = None) -> list[int]:
     """Each delta is checked: none comes twice, none is missing."""
     tokens: list[int] = []
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    async for delta in client.stream({"prompt_token_ids": prompt}, params, model="demo"):
+    async for delta in client.stream({"prompt_token_ids": prompt}, params, model="demo", lora_request=adapter):
         assert delta.index == len(tokens)
         tokens += delta.token_ids
     return tokens
+
+
+def write_adapter(folder: Path) -> Path:
+    """Write an adapter that changes the queries of both layers."""
+    generator = torch.Generator().manual_seed(1)
+    rows = SHAPE["num_attention_heads"] * SHAPE["head_dim"]
+    shapes = {"lora_A": (4, SHAPE["hidden_size"]), "lora_B": (rows, 4)}
+    save_file(
+        {
+            f"base_model.model.model.layers.{layer}.self_attn.q_proj.{name}.weight": torch.randn(
+                shape, generator=generator
+            )
+            for layer in range(SHAPE["num_hidden_layers"])
+            for name, shape in shapes.items()
+        },
+        folder / "adapter_model.safetensors",
+    )
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def merged_answers(model_folder: Path, adapter: Path) -> list[list[int]]:
+    """Return transformers' answers with the adapter added to the weights."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder)
+    for name, matrix in load_file(adapter / "adapter_model.safetensors").items():
+        if name.endswith("lora_B.weight"):
+            down = load_file(adapter / "adapter_model.safetensors")[name.replace("lora_B", "lora_A")]
+            model.get_submodule(name.split(".lora_B")[0].removeprefix("base_model.model.")).weight.data += matrix @ down
+    options = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS, "do_sample": False}
+    return [model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in prompts()[:4]]
 
 
 async def running_everywhere(client: Client, gate: Gate) -> list[asyncio.Task[list[int]]]:
@@ -123,10 +155,17 @@ async def test_ranks_die_and_no_token_is_lost_or_other(
     namespace: str,
     moe_folder: Path,
     gate: Gate,
+    tmp_path: Path,
 ) -> None:
-    worker = start_worker(*OPTIONS, "--engines", "3", "--data-parallel-size", "3", model=moe_folder)
+    options = (*OPTIONS, "--enable-lora", "--engines", "3", "--data-parallel-size", "3")
+    worker = start_worker(*options, model=moe_folder)
     worker.await_ready()
     generation = await until_serving(client, 3)
+    adapter = write_adapter(tmp_path)
+    await client.add_lora("queries", str(adapter), model="demo")
+    adapted = [generate(client, prompt, "queries") for prompt in prompts()[:4]]
+    adapted_answers = await asyncio.gather(*adapted, *(generate(client, prompt) for prompt in prompts()[4:]))
+    assert adapted_answers[:4] == await asyncio.to_thread(merged_answers, moe_folder, adapter)
     expected = await asyncio.gather(*(generate(client, prompt) for prompt in prompts()))
     assert {len(tokens) for tokens in expected} == {NUM_TOKENS}
 

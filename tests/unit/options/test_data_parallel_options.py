@@ -19,7 +19,6 @@ from penstock.worker.config.engine_config import EngineConfig
         ({"deterministic": True}, "deterministic"),
         ({"async_scheduling": True}, "async_scheduling"),
         ({"speculative": "ngram"}, "speculative"),
-        ({"enable_lora": True}, "enable_lora"),
         ({"device": "cuda"}, "enforce_eager"),
         ({"engine": "vllm"}, "engine 'vllm'"),
     ],
