@@ -82,7 +82,6 @@ def check_data_parallel(
     *,
     deterministic: bool,
     async_scheduling: bool,
-    speculative: str,
     enforce_eager: bool,
     num_ranks: int,
 ) -> None:
@@ -107,7 +106,6 @@ def check_data_parallel(
         f"engine '{engine}'": engine != "penstock",
         "deterministic": deterministic,
         "async_scheduling": async_scheduling,
-        "speculative": speculative != "off",
         "tensor_parallel_size or pipeline_parallel_size": num_ranks > 1,
         "CUDA graphs (set enforce_eager)": device == "cuda" and not enforce_eager,
     }

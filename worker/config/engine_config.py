@@ -80,7 +80,6 @@ class EngineConfig(
             self.device,
             deterministic=self.deterministic,
             async_scheduling=self.async_scheduling,
-            speculative=self.speculative,
             enforce_eager=self.enforce_eager,
             num_ranks=self.num_ranks,
         )

@@ -189,7 +189,8 @@ def _make_drafting(config: EngineConfig, runner: ModelRunner, max_model_len: int
     if not config.max_draft_tokens:
         return NoDrafting()
     memory = SuffixMemory() if config.speculative.startswith("suffix") else NoMemory()
-    num_free_rows = measure_free_rows(runner, min(config.token_budget, max_model_len))
+    limit = min(config.token_budget, max_model_len)
+    num_free_rows = measure_free_rows(runner, limit, tries_all=config.is_grouped)
     return Speculation(config.max_draft_tokens, num_free_rows, memory)
 
 

@@ -106,7 +106,7 @@ def write_adapter(folder: Path) -> Path:
 
 def merged_answers(model_folder: Path, adapter: Path) -> list[list[int]]:
     """Return transformers' answers with the adapter added to the weights."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_folder)
     for name, matrix in load_file(adapter / "adapter_model.safetensors").items():
         if name.endswith("lora_B.weight"):
             down = load_file(adapter / "adapter_model.safetensors")[name.replace("lora_B", "lora_A")]
@@ -157,7 +157,7 @@ async def test_ranks_die_and_no_token_is_lost_or_other(
     gate: Gate,
     tmp_path: Path,
 ) -> None:
-    options = (*OPTIONS, "--enable-lora", "--engines", "3", "--data-parallel-size", "3")
+    options = (*OPTIONS, "--enable-lora", "--speculative", "ngram:3", "--engines", "3", "--data-parallel-size", "3")
     worker = start_worker(*options, model=moe_folder)
     worker.await_ready()
     generation = await until_serving(client, 3)

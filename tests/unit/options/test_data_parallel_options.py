@@ -18,7 +18,6 @@ from penstock.worker.config.engine_config import EngineConfig
     [
         ({"deterministic": True}, "deterministic"),
         ({"async_scheduling": True}, "async_scheduling"),
-        ({"speculative": "ngram"}, "speculative"),
         ({"device": "cuda"}, "enforce_eager"),
         ({"engine": "vllm"}, "engine 'vllm'"),
     ],

@@ -6,7 +6,7 @@ The reasons are in ops/decisions/speculation.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import structlog
 import torch
@@ -24,15 +24,22 @@ log = structlog.get_logger(__name__)
 
 
 @torch.inference_mode()
-def measure_free_rows(runner: ModelRunner, limit: int) -> int:
+def measure_free_rows(runner: ModelRunner, limit: int, *, tries_all: bool = False) -> int:
     """Return how many tokens a step may have and take hardly longer than a step of one token: 1 to ``limit``.
 
     The caches must be allocated, and stay unchanged.
+
+    Args:
+        tries_all: run the same forwards whatever their times are, as ranks must whose forwards are collectives.
     """
     shortest_s = min(_times_s(runner, 1))
+    sizes = [size for size in _SIZES if size <= limit]
+    trials: Iterable[Iterable[float]] = (_times_s(runner, size) for size in sizes)
+    if tries_all:
+        trials = [list(times_s) for times_s in trials]
     num_free_rows = 1
-    for size in _SIZES:
-        if size > limit or not any(time_s <= (1 + STEP_COST) * shortest_s for time_s in _times_s(runner, size)):
+    for size, times_s in zip(sizes, trials, strict=True):
+        if not any(time_s <= (1 + STEP_COST) * shortest_s for time_s in times_s):
             break
         num_free_rows = size
     log.info("free_rows", num_free_rows=num_free_rows, time_of_one_ms=round(shortest_s * 1e3, 3))
