@@ -257,8 +257,15 @@ SCRIPT_MUTATIONS = (
     Mutation(
         "a model that only sleeps is not served",
         SCRIPTS + "parts/lib.lua",
-        "{'leases', 'homes'}",
-        "{'leases'}",
+        "    if not last_error then return true end\n",
+        "",
+        broker_tests("test_homes.py"),
+    ),
+    Mutation(
+        "a home that has given a model up still serves it",
+        SCRIPTS + "parts/lib.lua",
+        "    if not last_error then return true end\n",
+        "    if device then return true end\n",
         broker_tests("test_homes.py"),
     ),
     Mutation(
