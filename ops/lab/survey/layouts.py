@@ -32,7 +32,6 @@ _FAMILIES = (
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
-    "gpt_oss",
     "deepseek_v3",
 )
 _ARCHITECTURE = re.compile(r"\b\w+For(CausalLM|ConditionalGeneration)\b")
