@@ -11,6 +11,7 @@ A model that failed to leave stays awake. One that failed to wake backs off, and
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,14 +24,14 @@ from ...shared.errors import EngineCallError, ModelTooLargeError, PenstockError
 from ...shared.messages.supervision import ModelAction, ModelCommand
 from ...shared.swap.budget import departures, sleep_level
 from ...shared.swap.forecast import Turns, ready_in_s
-from ...shared.swap.rule import Debts, Reason, Stay, Swap, decide, entry_s
+from ...shared.swap.rule import Debts, Reason, Stay, Swap, dearest_s, decide, entry_s, longest_wait_s
 from ...shared.swap.views import DeviceView, ModelView, SleepLevel
 from ...shared.values.shown import format_bytes
 from ..config.swap import SharingOptions
 from .kept_model import KeptModel
 from .memory import cache_bytes, files_state, until_free
 from .plan import DevicePlan
-from .swap_log import SwapLog
+from .swap_log import SwapLog, left_by
 
 # Interval of decisions while a request waits, and otherwise.
 LOOK_EVERY_S, IDLE_LOOK_EVERY_S = 0.25, 1.0
@@ -55,6 +56,7 @@ class DeviceKeeper:
         log: swaps so far.
         options: options of the rule.
         started: set once the models of the start are loaded: whether any can be served.
+        serves_since_s: time of that, by the event loop's clock.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class DeviceKeeper:
         self._homes = homes
         self._changed = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
+        self.serves_since_s = self._clock()
         self._broken_files: dict[str, object] = {}
         self._files_due_s = 0.0
         self._turns = Turns()
@@ -130,7 +133,10 @@ class DeviceKeeper:
 
     async def keep(self) -> None:
         """Load the models of the start, set ``started``, and keep the device until cancelled."""
-        self.started.set_result(await self._load_first())
+        can_serve = await self._load_first()
+        self.serves_since_s = self._clock()
+        self._log_waits()
+        self.started.set_result(can_serve)
         while True:
             await self.decide_once()
 
@@ -163,6 +169,18 @@ class DeviceKeeper:
             await self._carry_out(choice, views)
         else:
             await self._stay(choice, views)
+
+    def _log_waits(self) -> None:
+        """Log the longest wait of a request for its model, by the costs that are known now."""
+        num_models, dearest = len(self.models), dearest_s(self.views())
+        is_kept = 2 * num_models * dearest <= self.options.max_wait_of("standard")
+        log.log(
+            logging.INFO if is_kept else logging.WARNING,
+            "longest_wait",
+            device=self.device_id,
+            dearest_swap_s=round(dearest, 2),
+            longest_wait_s=round(longest_wait_s(num_models, dearest, self.options, "standard"), 1),
+        )
 
     async def _stay(self, stay: Stay, views: Sequence[ModelView]) -> None:
         started_s = self._clock()
@@ -207,15 +225,18 @@ class DeviceKeeper:
             model = self.models[view.name]
             if model.is_held and view.is_awake:
                 return Swap(Reason.OPERATOR, asleep=(view.name,))
-            if not model.is_wanted or view.is_awake or model.is_held:
-                model.is_wanted = model.is_wanted and not view.is_awake
+            model.is_wanted = model.is_wanted and not view.is_awake
+            # A pinned model that died wakes without a request.
+            is_due = model.is_wanted or (model.is_pinned and model.may_wake and not model.is_backing_off(self._clock()))
+            if view.is_awake or model.is_held or not is_due or self._clock() < model.ask_again_s:
                 continue
             # Others leave although they may have work, but not pinned ones.
             leaving = departures(self._view, views, view)
             if leaving is not None:
                 return Swap(Reason.OPERATOR, leaving.asleep, leaving.ended, view.name)
+            if model.is_wanted:
+                log.warning("model_command_refused", model=view.name, reason="it does not fit beside pinned models")
             model.is_wanted = False
-            log.warning("model_command_refused", model=view.name, reason="it does not fit beside pinned models")
         return None
 
     async def _carry_out(self, swap: Swap, views: Sequence[ModelView]) -> None:
@@ -252,11 +273,13 @@ class DeviceKeeper:
         # Operators' swaps and idle models displace no request that the rule would have to protect.
         if entering is not None and swap.reason is not Reason.OPERATOR:
             self.debts = self.debts.after_swap(took_s + relost_s, views)
-        if is_done:
+        # Models have left, although the one that should enter failed.
+        swap = swap if is_done else replace(swap, entering=None)
+        if swap.entering or swap.asleep or swap.ended:
             self.log.add_swap(swap, took_s, num_handed_back, self._clock())
             log.info(
                 "swapped",
-                left=list(dict.fromkeys(swap.asleep + swap.ended)),
+                left=left_by(swap),
                 entered=swap.entering or "",
                 reason=swap.reason.value,
                 took_s=round(took_s, 3),

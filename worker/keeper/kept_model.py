@@ -185,7 +185,8 @@ class KeptModel:
             service_s=_mean(beat.stats.latency_s.sum, beat.stats.latency_s.count) if beat.stats else 0.0,
             can_wake=self.may_wake
             and self.needed_since_s is not None
-            and now_s >= max(self.ask_again_s, self._failures.retry_at_s, now_s + self._restart_in_s),
+            and now_s >= self.ask_again_s
+            and not self.is_backing_off(now_s),
             is_pinned=self.is_pinned,
             is_elsewhere=is_elsewhere,
             wake_s=self.costs.wake_s(level, weights),
@@ -213,9 +214,10 @@ class KeptModel:
         elif self.needed_since_s is None:
             self.needed_since_s = now_s
 
-    @property
-    def _restart_in_s(self) -> float:
-        return self.engine.policy.restart_in_s if self.engine.policy.phase is Phase.DOWN else 0.0
+    def is_backing_off(self, now_s: float) -> bool:
+        """Return whether a failure or a death holds it back for a time."""
+        policy = self.engine.policy
+        return now_s < self._failures.retry_at_s or (policy.phase is Phase.DOWN and policy.restart_in_s > 0)
 
     def _num_running(self, num_reported: int) -> int:
         """Return the requests that run here. Redis knows them at once, the engine's heartbeat a second later."""
@@ -239,9 +241,11 @@ class KeptModel:
             # Before its process ends, too: that hands requests back at once.
             await self.engine.process.order(Sleep(level=min(int(level), int(SleepLevel.PROCESS)), cause=cause))
             if level is SleepLevel.DISK:
-                await self.engine.end_process()
+                await self.unload()
         except EngineDeadError:
-            return  # its death gave the memory back
+            # It is dead, and gives its memory back when its last process has ended.
+            await self.engine.process.gone()
+            return
         finally:
             self.phase = None
         self.costs.record_sleep(level, loop.time() - started_s)

@@ -56,7 +56,6 @@ class DeviceReporter:
         self._keeper = keeper
         self._homes = homes
         self._cards = dict(cards)
-        self._started_s = asyncio.get_running_loop().time()
         self._changed: dict[str, asyncio.Event] = {name: asyncio.Event() for name in keeper.models}
 
     def notify(self) -> None:
@@ -152,7 +151,7 @@ class DeviceReporter:
             host_budget_bytes=self._plan.host_budget,
             models=[keeper.models[view.name].device_model(view, now_s, keeper.options) for view in views],
             debt_s=round(keeper.debts.soft_s, 3),
-            swap_share=round(keeper.log.share(now_s, self._started_s), 4),
+            swap_share=round(keeper.log.share(now_s, keeper.serves_since_s), 4),
             last_swap=keeper.log.last,
             swap_counts=keeper.log.counts,
         )

@@ -25,7 +25,7 @@ class SwapLog:
 
     def add_swap(self, swap: Swap, took_s: float, num_handed_back: int, now_s: float) -> None:
         """Record a swap that has just ended."""
-        left = [*dict.fromkeys(swap.asleep + swap.ended)]
+        left = left_by(swap)
         self.last = SwapRecord(
             at=time.time(),
             left=left,
@@ -51,3 +51,8 @@ class SwapLog:
             self._recent.popleft()
         swap_s = sum(end - max(start, begin_s) for start, end in self._recent)
         return swap_s / (now_s - begin_s) if now_s > begin_s else 0.0
+
+
+def left_by(swap: Swap) -> list[str]:
+    """Return the models that leave in a swap, each once."""
+    return [*dict.fromkeys(swap.asleep + swap.ended)]
