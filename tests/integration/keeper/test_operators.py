@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 
@@ -44,6 +46,11 @@ async def test_an_operator_decides_which_models_are_awake(
 
         pinned = await asyncio.to_thread(run_worker, "models", "--pin", "a", *where)
         assert "pinned" in pinned.stdout
+        # A pinned model that dies wakes without a request.
+        dead = await worker.beat("a")
+        os.kill(dead.worker_pid, signal.SIGKILL)
+        await worker.beat("a", lambda beat: beat.worker_pid != dead.worker_pid)
+        await worker.until("a", lambda model: model.phase == ModelPhase.AWAKE)
         refused = await asyncio.to_thread(run_worker, "models", "--load", "b", "--timeout", "0.5", *where)
         assert "load of b is not done after 0.5 s" in refused.stderr
         await worker.await_event("model_command_refused", model="b")

@@ -81,6 +81,8 @@ async def test_a_broken_model_does_not_disturb_others_and_is_loaded_once_it_is_r
         assert worker.started.out.endswith("awake: a\n")
         with pytest.raises(ModelBrokenError, match=r"model\.safetensors is damaged"):
             await client.generate("two plus two is", PARAMS, model="c")
+        # The one that was awake left for it.
+        await worker.await_event("swapped", left=["a"], entered="")
         event = await worker.await_event("model_broken", model="c")
         assert "model.safetensors is damaged" in str(event["cause"])
         model = await worker.until("c", lambda model: model.phase == ModelPhase.BROKEN)
