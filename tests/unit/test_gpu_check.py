@@ -146,9 +146,9 @@ def test_a_check_continues_where_the_last_call_stopped(tmp_path: Path, capsys: p
 
 
 def test_a_part_that_ends_the_call_twice_is_not_begun_again(tmp_path: Path) -> None:
+    plan = full_plan("cuda")
     for _ in range(2):
         results = ResultsFile(tmp_path / "results", ABOUT)
-        plan = full_plan("cuda")
         assert next(parts_within(["kernels", "engine qwen06"], plan, results, 200.0))[0] == "kernels"
         results.begin("kernels")
     results = ResultsFile(tmp_path / "results", ABOUT)

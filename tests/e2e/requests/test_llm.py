@@ -8,7 +8,6 @@ import pytest
 
 from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, SamplingParams
-from penstock.producer.blocking.llm import ProgressBar
 from penstock.shared.errors import PromptTooLongError, UnknownModelError, ValidationError
 
 from ...gate import Gate
@@ -63,17 +62,3 @@ def test_closing_twice_does_nothing(deployment: LocalStack) -> None:
     llm = LLM(deployment.url)
     llm.close()
     llm.close()
-
-
-def test_the_bar_counts_requests_and_tokens(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with ProgressBar(2) as bar:
-        bar.advance(10)
-        bar.advance(5)
-    assert "2/2 requests" in capsys.readouterr().err
-
-
-def test_no_progress_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with ProgressBar(1) as bar:
-        bar.advance(1)
-    assert capsys.readouterr().err == ""

@@ -121,6 +121,7 @@ async def test_a_worker_is_ordered_to_scale_without_waiting_for_it(site: Site) -
         answer = await visitor.post("/workers/scale", data={"worker": "host-1", "engines": "3"})
         assert answer.status_code == 303, answer.text
         order = await channel.get_message(timeout=60)
+    assert order is not None
     assert msgspec.msgpack.decode(order["data"], type=WorkerCommand) == ScaleCommand(3)
     for engines, problem in (("9", "at most 4"), ("0", "at least 1"), ("x", "engines must be a number")):
         refused = await visitor.post("/workers/scale", data={"worker": "host-1", "engines": engines})
