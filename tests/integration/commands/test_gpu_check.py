@@ -11,28 +11,30 @@ from typing import Any
 import pytest
 
 from penstock.ops.lab.gpu_check.__main__ import main
+from penstock.ops.lab.gpu_check.goals import add_shares
 
 ROOT = Path(__file__).parents[3]
 
 
 def quick(output: Path, parts: str) -> list[str]:
-    return ["--device", "cpu", "--quick", "--json", str(output), "--commit", "abc", "--only", parts]
+    return ["--device", "cpu", "--quick", "--results", str(output), "--commit", "abc", "--only", parts]
 
 
-def read(output: Path, *names: str) -> dict[str, Any]:
-    """The parts of these names, and no others, none of which failed."""
-    found = json.loads(output.read_text())
-    assert (found["commit"], found["device"], found["missing"], found["is_quick"]) == ("abc", None, [], True)
-    assert found["versions"]["torch"]
-    assert {name: part["error"] for name, part in found["parts"].items()} == dict.fromkeys(names)
-    assert {goal["state"] for goal in found["goals"]} == {"not measured"}
-    return found["parts"]
+def read(output: Path) -> dict[str, Any]:
+    """Return the results of the parts, none of which failed."""
+    lines = [json.loads(line) for line in output.read_text().splitlines() if line]
+    for line in lines:
+        assert (line["commit"], line["device"], line["missing"], line["is_quick"]) == ("abc", None, [], True)
+        assert line["versions"]["torch"]
+    parts = {line["part"]: line["result"] for line in lines if line["state"] == "ended"}
+    assert {name: part["error"] for name, part in parts.items()} == dict.fromkeys(parts)
+    return parts
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_command_runs_the_tests_of_kernels(tmp_path: Path) -> None:
-    output = tmp_path / "gpu-check.json"
+    output = tmp_path / "gpu-check.jsonl"
     options = f"GPU_CHECK={' '.join(quick(output, 'correctness'))}"
     done = subprocess.run(
         ["make", "-s", "gpu-check", f"PYTHON={sys.executable}", options],
@@ -42,20 +44,24 @@ def test_the_command_runs_the_tests_of_kernels(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert read(output, "correctness")["correctness"]["passed"] > 0
-    assert f"written to {output}" in done.stdout
+    parts = read(output)
+    assert parts
+    assert all(name.startswith("correctness") and part["passed"] > 0 for name, part in parts.items())
+    assert "all parts have results" in done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("warm_python")
 def test_every_other_part_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "gpu-check.json"
+    output = tmp_path / "gpu-check.jsonl"
     status = main(quick(output, "kernels,engine,transformers,sleep"))
     said = capsys.readouterr()
     assert status == 0, said
     names = ("engine tiny", "sleep tiny", "transformers tiny", "engine tiny int8", "engine tiny tensor parallel 2")
-    parts = read(output, "kernels", *names)
+    parts = read(output)
+    assert set(parts) == {"kernels", *names}
+    add_shares(parts)
     assert parts["kernels"]["roofline"]["copy_gb_per_s"] > 0
     assert all(row["us"] > 0 for row in parts["kernels"]["rows"])
     for name, batches in (("engine tiny", [1, 4]), ("engine tiny int8", [4])):
