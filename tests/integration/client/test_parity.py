@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock.producer import (
 )
 from penstock.shared import errors
 from penstock.shared.broker import Broker, EngineCapacity
+from penstock.shared.broker.ledger import DAY_S, Ledger
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import UnknownAdapterError
 from penstock.shared.messages.outcome import FinishReason
@@ -136,6 +138,7 @@ async def test_abort_ends_all_answers_of_many_requests_whatever_their_number(cli
 async def test_a_thousand_requests_that_are_added_and_aborted_at_once_leave_nothing(
     redis_url: str, namespace: str, broker: Broker, commands: CommandConnection
 ) -> None:
+    start = int(time.time())
     async with Client.connect(redis_url, namespace=namespace, result_ttl_s=1.0) as client:
 
         async def come_and_go(number: int) -> None:
@@ -149,10 +152,13 @@ async def test_a_thousand_requests_that_are_added_and_aborted_at_once_leave_noth
     async def is_empty() -> bool:
         keys = await commands.execute("KEYS", broker.keys.prefix + "*")
         kinds = {key.decode().removeprefix(broker.keys.prefix).split(":")[0] for key in keys}
-        # Sums, tenants' turns, and what requests lived through, which are the queue's own.
-        return kinds <= {"queue", "idle", "events"}
+        # Sums, tenants' turns, events and use, which belong to the queue.
+        return kinds <= {"queue", "idle", "events", "ledger"}
 
     await until(is_empty, timeout_s=60)
+    rows = await Ledger(commands, [broker.keys]).read(start, int(time.time()) + DAY_S)
+    assert {(row.tenant, row.key_name, row.adapter) for row in rows} == {(f"t{number}", "", "") for number in range(7)}
+    assert sum(row.sums.cancelled for row in rows) == sum(row.sums.num_requests for row in rows) == 1500
     assert (await broker.claim("e0", EngineCapacity(max_num_seqs=9))).claims == []
 
 
