@@ -29,7 +29,8 @@ async def test_one_of_two_hosts_loads_a_model_and_the_other_one_when_it_dies(
 
     async with asyncio.timeout(240), Client.connect(redis_url, namespace=namespace) as client:
         workers = [await share_device("a", "b", "--load-at-start", "none") for _ in range(2)]
-        assert len((await homes.demand()).homes) == 2
+        while len((await homes.demand()).homes) < 2:
+            await asyncio.sleep(0.02)
         answer = asyncio.create_task(client.generate(PROMPT, PARAMS, model="a"))
         first = await until_granted()
         (device,) = first.grants

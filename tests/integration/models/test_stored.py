@@ -16,6 +16,7 @@ import torch
 
 from penstock.kernels.native.build import default_cache_folder
 from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.engine.composition import build_engine
 from penstock.worker.models.checkpoint.stored_path import packed_path, stored_path
 from penstock.worker.models.lean.native import NativeForward
 from penstock.worker.models.loaded import LoadedModel
@@ -237,7 +238,9 @@ def test_later_engines_of_a_model_import_no_transformers(tmp_path: Path, own_cac
     def build() -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
 
-    assert "transformers" in build()
+    # The first engine may import transformers, so it runs in this process, which has done so already.
+    config = EngineConfig(model=config.model, kv_cache_memory=1 << 22, quantization="int8")
+    build_engine(config, Path(config.model)).close()
     assert build() == "[]"
     for path in own_cache.rglob("*.weights"):
         path.unlink()

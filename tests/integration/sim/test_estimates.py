@@ -35,6 +35,8 @@ SCENARIOS = {
     "two bands": {
         "tenants": [tenants("people", "interactive", 4.0), tenants("jobs", "batch", 4.0)],
         "queue": QueuePolicy(ageing_s=None),
+        # The first waits are short, so their relative errors are large.
+        "duration_s": 240.0,
     },
     "three bands": {
         "tenants": [
@@ -78,7 +80,7 @@ SCENARIOS = {
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_estimated_waits_are_near_the_measured_ones(redis_url: str, namespace: str, name: str) -> None:
     """Compares requests and tenants. (A band is a mean of tenants, and one may wait ten times as long.)"""
-    scenario = Scenario(duration_s=240.0, engines=[ENGINES], seed=5, **SCENARIOS[name])
+    scenario = Scenario(engines=[ENGINES], seed=5, **{"duration_s": 120.0, **SCENARIOS[name]})
     errors = simulate_errors(redis_url, scenario, namespace)
     assert {one.band for one in errors} == {group.band for group in scenario.tenants}
     for one in errors:
