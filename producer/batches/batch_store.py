@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from ..background.agenda import Agenda
 from ..inputs.options import trace_headers_of
 from ..webhooks.addresses import check_url
 from ..webhooks.event_store import EventStore
-from ..webhooks.events import WebhookEvent, WebhookTarget
+from ..webhooks.events import WebhookEvent, WebhookTarget, derived_event_id, new_event
 from ..webhooks.targets import WebhookTargets
 from .batch_records import (
     COMPLETION_WINDOWS_S,
@@ -342,14 +341,6 @@ def event_of_end(record: BatchRecord) -> WebhookEvent | None:
     spec, batch = record.spec, record.batch
     if spec.webhook_url is None:
         return None
-    event_id = f"evt_{hashlib.sha256(f'{batch.id} {batch.status}'.encode()).hexdigest()[:40]}"
-    event_type, ended_at = f"batch.{batch.status}", getattr(batch, f"{batch.status}_at")
-    body = {"object": "event", "id": event_id, "type": event_type, "created_at": ended_at, "data": {"id": batch.id}}
-    return WebhookEvent(
-        event_id=event_id,
-        type=event_type,
-        url=spec.webhook_url,
-        tenant=spec.tenant,
-        created_at=ended_at,
-        body=msgspec.json.encode(body).decode(),
-    )
+    event_id = derived_event_id(f"{batch.id} {batch.status}")
+    ended_at = getattr(batch, f"{batch.status}_at")
+    return new_event(event_id, f"batch.{batch.status}", spec.webhook_url, spec.tenant, ended_at, {"id": batch.id})

@@ -21,6 +21,9 @@ from ...shared.partitions.budgets import ledger_models
 from ...shared.queue.budgets import ANY_MODEL, TOKENS_PER_PRICE, Price
 from ...shared.values.shown import shown
 
+# Days of usage when its start is left out.
+DEFAULT_DAYS = 30
+
 
 class Grouping(enum.StrEnum):
     """Property by which usage is grouped. Keys are grouped by tenant and name, adapters by model and name."""
@@ -121,6 +124,23 @@ def parse_time(field: str, text: str, *, is_end: bool = False) -> int:
             continue
         return int((at + length if is_end else at).timestamp())
     raise ValidationError(f"{field} must be a day or an hour of UTC, as 2026-11-28 or 2026-11-28T10, got {shown(text)}")
+
+
+def usage_span(first: str | None, last: str | None, now: float) -> tuple[int, int]:
+    """Return start and end of the time from ``first`` to ``last``, as ``parse_time`` reads them.
+
+    Args:
+        first: the last 30 days if None.
+        last: today if None.
+
+    Raises:
+        ValidationError: one of them is no time; the message names it.
+    """
+    today = int(now) // DAY_S * DAY_S
+    return (
+        today - DEFAULT_DAYS * DAY_S if first is None else parse_time("from", first),
+        today + DAY_S if last is None else parse_time("to", last, is_end=True),
+    )
 
 
 def show_time(at: int, step_s: int = DAY_S) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from typing import TYPE_CHECKING
 
-import msgspec
 from redis.exceptions import NoPermissionError
 
 from ...shared.partitions.budgets import BudgetStore, sync_budgets
 from ...shared.queue.budgets import BudgetState
-from ..webhooks.events import WebhookEvent
+from ..webhooks.events import WebhookEvent, derived_event_id, new_event
 
 if TYPE_CHECKING:
     from .context import JobContext
@@ -55,7 +53,6 @@ def events_of(state: BudgetState, now: int) -> list[WebhookEvent]:
 def _budget_event(state: BudgetState, event_type: str, now: int) -> WebhookEvent:
     budget = state.budget
     identity = f"{budget.name} {budget.unit} {budget.limit} {budget.since} {state.start} {event_type}"
-    event_id = f"evt_{hashlib.sha256(identity.encode()).hexdigest()[:40]}"
     data = {
         "tenant": budget.tenant,
         "key": budget.key_name or None,
@@ -65,12 +62,4 @@ def _budget_event(state: BudgetState, event_type: str, now: int) -> WebhookEvent
         "spent": state.spent,
         "renewed_at": state.renewed_at,
     }
-    body = {"object": "event", "id": event_id, "type": event_type, "created_at": now, "data": data}
-    return WebhookEvent(
-        event_id=event_id,
-        type=event_type,
-        url=budget.webhook_url,
-        tenant=budget.tenant,
-        created_at=now,
-        body=msgspec.json.encode(body).decode(),
-    )
+    return new_event(derived_event_id(identity), event_type, budget.webhook_url, budget.tenant, now, data)

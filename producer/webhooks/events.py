@@ -8,6 +8,7 @@ Types of OpenAI's Responses: https://platform.openai.com/docs/guides/webhooks.
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -104,6 +105,24 @@ class WebhookEvent(MaskedRepr, msgspec.Struct, omit_defaults=True, frozen=True, 
     attempts: list[WebhookAttempt] = []
 
 
+def new_event(event_id: str, event_type: str, url: str, tenant: str, created_at: float, data: Any) -> WebhookEvent:
+    """Return an event whose body has ``data``, in the form of OpenAI's events."""
+    body = {"object": "event", "id": event_id, "type": event_type, "created_at": int(created_at), "data": data}
+    return WebhookEvent(
+        event_id=event_id,
+        type=event_type,
+        url=url,
+        tenant=tenant,
+        created_at=created_at,
+        body=msgspec.json.encode(body).decode(),
+    )
+
+
+def derived_event_id(identity: str) -> str:
+    """Return the same id each time for the same identity, so that repeated attempts create one event."""
+    return f"evt_{hashlib.sha256(identity.encode()).hexdigest()[:40]}"
+
+
 _target_decoder = msgspec.json.Decoder(WebhookTarget)
 
 
@@ -128,15 +147,7 @@ def event_of(fields: Mapping[bytes, bytes]) -> WebhookEvent:
     else:
         answers = _answers(fields)
         event_type, data = _type_of(answers, target.family), _data_of(fields[b"request"].decode(), answers, target)
-    body = {"object": "event", "id": event_id, "type": event_type, "created_at": int(ended_at), "data": data}
-    return WebhookEvent(
-        event_id=event_id,
-        type=event_type,
-        url=target.url,
-        tenant=target.tenant,
-        created_at=ended_at,
-        body=msgspec.json.encode(body).decode(),
-    )
+    return new_event(event_id, event_type, target.url, target.tenant, ended_at, data)
 
 
 def _answers(fields: Mapping[bytes, bytes]) -> list[Answer]:

@@ -34,7 +34,7 @@ class ScaleCommand(msgspec.Struct, array_like=True, tag="scale"):
 
 
 class ModelAction(enum.StrEnum):
-    """What an operator may do with a model of a device that several models share."""
+    """Action of an operator on a model of a device that several models share."""
 
     # Wake it, also if it is broken, and end what ``UNLOAD`` began.
     LOAD = "load"

@@ -46,8 +46,8 @@ def ready_in_s(
     forecast = _Forecast(now_s, device, models, debts, options, turns).waits_s({model.name for model in asleep})
     for model in asleep:
         if not model.oldest_s:
-            asked = [replace(one, oldest_s={_BAND: now_s}) if one is model else one for one in models]
-            forecast |= _Forecast(now_s, device, asked, debts, options, turns).waits_s({model.name})
+            with_request = [replace(one, oldest_s={_BAND: now_s}) if one is model else one for one in models]
+            forecast |= _Forecast(now_s, device, with_request, debts, options, turns).waits_s({model.name})
     return forecast
 
 
@@ -65,18 +65,18 @@ class _Forecast:
     ) -> None:
         self._start_s = self._now_s = now_s
         self._device = device
-        self._asked = {model.name: model for model in models}
-        self._models = dict(self._asked)
+        self._at_start = {model.name: model for model in models}
+        self._models = dict(self._at_start)
         self._debts = debts
         self._options = options
         self._turns = turns
         # When the work of an awake model ends.
         self._ends_s = {model.name: self._work_ends_s(model) for model in models if model.is_awake and model.has_work}
 
-    def waits_s(self, asked: set[str]) -> dict[str, float]:
+    def waits_s(self, names: set[str]) -> dict[str, float]:
         """Return the time until each of these models is awake. One that does not wake is absent."""
         times_s: dict[str, float] = {}
-        missing = {name for name in asked if self._models[name].oldest_s}
+        missing = {name for name in names if self._models[name].oldest_s}
         for _ in range(_STEPS_PER_MODEL * len(self._models)):
             if not missing:
                 break
@@ -98,11 +98,11 @@ class _Forecast:
 
     def _longest_s(self, name: str) -> float:
         """Return the longest time from the start on that the rule allows."""
-        patience_of, model = self._options.patience_of, self._asked[name]
+        patience_of, model = self._options.patience_of, self._at_start[name]
         standing_s = model.standing_s(self._start_s) or dict.fromkeys(model.oldest_s or (_BAND,), 0.0)
-        bands = {band for one in self._asked.values() for band in one.oldest_s} | standing_s.keys()
+        bands = {band for one in self._at_start.values() for band in one.oldest_s} | standing_s.keys()
         most_urgent_s = min(map(patience_of, bands))
-        number, dearest = len(self._asked), dearest_s([*self._asked.values()])
+        number, dearest = len(self._at_start), dearest_s([*self._at_start.values()])
         return max(
             0.0,
             min(
@@ -152,7 +152,7 @@ class _Forecast:
         """
         work_s = self._turns.work_s(model.name)
         if work_s is None:
-            work_s = dearest_s([*self._asked.values()])
+            work_s = dearest_s([*self._at_start.values()])
         return max(model.since_s + work_s, self._now_s + work_s / 2)
 
 

@@ -127,8 +127,10 @@ class DeviceKeeper:
         """Forecast when sleeping models wake, and those without requests if one came now."""
         now_s = self._clock()
         self._forecast_due_s = now_s + FORECAST_EVERY_S
-        asked = [view if view.oldest_s else replace(view, can_wake=self.models[view.name].may_wake) for view in views]
-        waits_s = ready_in_s(now_s, self._view, asked, self.debts, self.options, self._turns)
+        wakeable = [
+            view if view.oldest_s else replace(view, can_wake=self.models[view.name].may_wake) for view in views
+        ]
+        waits_s = ready_in_s(now_s, self._view, wakeable, self.debts, self.options, self._turns)
         self._ready_at_s = {name: now_s + wait_s for name, wait_s in waits_s.items()}
 
     async def keep(self) -> None:
@@ -374,8 +376,7 @@ class DeviceKeeper:
         return True
 
     def _cache_bytes(self, model: KeptModel) -> int:
-        others = [other.bytes for other in self.models.values() if other is not model]
-        return cache_bytes(self._view.memory, model.bytes, others)
+        return cache_bytes(self._view.memory, model.bytes, [each.bytes for each in self.models.values()])
 
     async def _renew_grant(self, model: KeptModel) -> None:
         while True:

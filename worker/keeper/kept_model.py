@@ -318,8 +318,8 @@ class KeptModel:
             return
         if self.planned.engine.device == "cpu":
             process = await asyncio.to_thread(own_bytes, [beat.worker_pid, beat.core_pid])
-            kept = self.bytes.weights if self.level is SleepLevel.HOST_MEMORY else 0
-            reserved = reserved_bytes(self.bytes.process, process - kept)
+            weights = self.bytes.weights if self.level is SleepLevel.HOST_MEMORY else 0
+            reserved = reserved_bytes(self.bytes.process, process - weights)
             self.bytes = msgspec.structs.replace(self.bytes, process=reserved)
 
     def device_model(self, view: ModelView, now_s: float, options: SwapOptions) -> DeviceModel:

@@ -48,28 +48,30 @@ class ModelBytes(msgspec.Struct, frozen=True, kw_only=True):
     is_pinned: bool = False
 
 
-def cache_bytes(budget: int, model: ModelBytes, others: Sequence[ModelBytes]) -> int:
+def cache_bytes(budget: int, model: ModelBytes, everyone: Sequence[ModelBytes]) -> int:
     """Return the bytes for the KV cache of a model, such that it fits with pinned models and sleeping processes.
 
     Pinned models, and the largest other one, get equal parts of the rest after weights and processes.
+
+    Args:
+        everyone: all models of the device, this one among them.
     """
     if model.cache is not None:
         return model.cache
-    everyone = [model, *others]
     # Of many models the processes of the least used ones end, so not all of them are reserved for.
-    processes = [model.process, min(sum(each.process for each in others), budget // MAX_SLEEPERS_PART)]
+    processes = [
+        model.process,
+        min(sum(each.process for each in everyone if each is not model), budget // MAX_SLEEPERS_PART),
+    ]
     pinned = [each for each in everyone if each.is_pinned]
     movable = [each for each in everyone if not each.is_pinned]
     if not model.is_pinned:
-        fixed = sum(
-            each.weights + cache_bytes(budget, each, [other for other in everyone if other is not each])
-            for each in pinned
-        )
+        fixed = sum(each.weights + cache_bytes(budget, each, everyone) for each in pinned)
         return kv_cache_bytes(DeviceView(memory=budget - fixed), model.weights, processes)
-    taken = sum(each.weights + (each.cache or 0) for each in pinned)
-    taken += max((each.weights + (each.cache or 0) for each in movable), default=0)
+    used = sum(each.weights + (each.cache or 0) for each in pinned)
+    used += max((each.weights + (each.cache or 0) for each in movable), default=0)
     num_parts = sum(each.cache is None for each in pinned) + any(each.cache is None for each in movable)
-    return kv_cache_bytes(DeviceView(memory=budget), taken, processes) // num_parts
+    return kv_cache_bytes(DeviceView(memory=budget), used, processes) // num_parts
 
 
 def file_bytes(model: Path) -> int:

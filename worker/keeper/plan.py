@@ -246,15 +246,10 @@ def _check_pinned(models: Sequence[PlannedModel], devices: Sequence[DevicePlan])
         )
 
 
-def cache_of(model: ModelBytes, everyone: Sequence[ModelBytes], budget: int) -> int:
-    """Return the bytes of a model's KV cache on a device."""
-    return cache_bytes(budget, model, [other for other in everyone if other is not model])
-
-
 def _fitted(model: PlannedModel, models: Sequence[PlannedModel], devices: Sequence[DevicePlan]) -> PlannedModel:
     """Return the model with the problem that it fits into no device, if that is so."""
     device = max(devices, key=lambda device: device.budget)
-    cache = cache_of(model.bytes, [each.bytes for each in models], device.budget)
+    cache = cache_bytes(device.budget, model.bytes, [each.bytes for each in models])
     pinned = sum(each.bytes.weights + (each.bytes.cache or 0) for each in models if each.bytes.is_pinned)
     pinned -= model.bytes.weights + (model.bytes.cache or 0) if model.bytes.is_pinned else 0
     needed = pinned + model.bytes.weights + model.bytes.process + cache
@@ -286,7 +281,7 @@ def _log_models(models: Sequence[PlannedModel], devices: Sequence[DevicePlan]) -
             "model_planned",
             model=model.name,
             weights_mib=math.ceil(model.bytes.weights / (1 << 20)),
-            kv_cache_mib=0 if model.problem else cache_of(model.bytes, everyone, budget) >> 20,
+            kv_cache_mib=0 if model.problem else cache_bytes(budget, model.bytes, everyone) >> 20,
             sleep_level="auto" if model.sleep_level is None else int(model.sleep_level),
             is_pinned=model.bytes.is_pinned,
             problem=model.problem,

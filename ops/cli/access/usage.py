@@ -17,20 +17,17 @@ from ....producer.control.usage import (
     Prices,
     Usage,
     UsageQuery,
-    parse_time,
     read_prices,
     read_usage,
     show_time,
     total_of,
+    usage_span,
 )
-from ....shared.broker.ledger import DAY_S
 from ....shared.connection import CommandConnection
 from ....shared.keys import Keys
 from ....shared.process.command_line import Command, add_redis_arguments, format_table
 from ..command_parts import print_json, run_on_redis
 
-# Days of a bill when --from is left out.
-DEFAULT_DAYS = 30
 # Columns of the table; CSV and JSON have all sums.
 _COLUMNS = ("prompt", "cached", "output", "embedding", "recomputed", "images")
 
@@ -54,10 +51,10 @@ async def _show_usage(
     prices: Prices | None, connection: CommandConnection, keys: Keys, arguments: argparse.Namespace
 ) -> None:
     now = int((await connection.execute("TIME"))[0])
-    today = now - now % DAY_S
+    start, end = usage_span(arguments.start, arguments.end, now)
     query = UsageQuery(
-        start=today - DEFAULT_DAYS * DAY_S if arguments.start is None else parse_time("from", arguments.start),
-        end=today + DAY_S if arguments.end is None else parse_time("to", arguments.end, is_end=True),
+        start=start,
+        end=end,
         by=arguments.by,
         tenant=arguments.tenant,
         key_name=arguments.key,

@@ -18,9 +18,9 @@ def parts_within(parts: Sequence[str], plan: Plan, results: ResultsFile, seconds
     Tests come first, then parts that were never measured on this card, then the rest; each group in the order of
     ``parts``, which is that of their worth. A part that does not fit is passed over.
     """
-    done = results.results()
+    measured = results.results()
     left_s = seconds
-    for part in sorted((part for part in parts if part not in done), key=lambda part: _rank(part, results)):
+    for part in sorted((part for part in parts if part not in measured), key=lambda part: _rank(part, results)):
         needed_s = time_of(part, plan, results)
         if needed_s <= left_s:
             left_s -= needed_s

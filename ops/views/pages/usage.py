@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ....producer.control.usage import Grouping, Usage, UsageQuery, parse_time, read_usage, show_time, total_of
-from ....shared.broker.ledger import DAY_S
+from ....producer.control.usage import Grouping, Usage, UsageQuery, read_usage, show_time, total_of, usage_span
 from ....shared.errors import ValidationError
 from ....shared.partitions.budgets import sync_budgets
 from ....shared.queue.budgets import BudgetState
@@ -15,7 +14,6 @@ from ..access import Access
 from ..page import Page, PageSection, Params, View
 from ..source import PageSnapshot, together
 
-DEFAULT_DAYS = 30
 MOST_SHOWN = 500
 _NAMED = (Grouping.KEY, Grouping.ADAPTER)
 
@@ -25,12 +23,11 @@ async def _read_usage(snapshot: PageSnapshot, params: Params, _: Access) -> View
     by = params.get("by") or Grouping.TENANT.value
     if by not in tuple(Grouping):
         raise ValidationError(f"by must be one of {', '.join(Grouping)}, got {by!r}")
-    today = int(snapshot.at) // DAY_S * DAY_S
-    first = params.get("from") or show_time(today - DEFAULT_DAYS * DAY_S)
-    last = params.get("to") or show_time(today)
+    first, last = params.get("from") or None, params.get("to") or None
+    start, end = usage_span(first, last, snapshot.at)
     query = UsageQuery(
-        start=parse_time("from", first),
-        end=parse_time("to", last, is_end=True),
+        start=start,
+        end=end,
         by=Grouping(by),
         tenant=params.get("tenant") or None,
         model=params.get("model") or None,
@@ -45,8 +42,8 @@ async def _read_usage(snapshot: PageSnapshot, params: Params, _: Access) -> View
         "budgets": [_budget_row(state) for state in budgets],
         "by": by,
         "groupings": list(Grouping),
-        "first": first,
-        "last": last,
+        "first": first or show_time(start),
+        "last": last or show_time(end - 1),
         "tenant": query.tenant or "",
         "model": query.model or "",
     }

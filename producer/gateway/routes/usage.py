@@ -9,17 +9,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....shared.broker.ledger import DAY_S
 from ....shared.errors import ValidationError
 from ....shared.keys import Keys
 from ....shared.values.shown import shown
-from ...control.usage import Grouping, Usage, UsageQuery, parse_time, read_usage
+from ...control.usage import Grouping, Usage, UsageQuery, read_usage, usage_span
 from ...openai.errors import bad_field
 from ..http import gateway_of, json_response
 from ..operations import Operation
 
-# Days when ``from`` is left out.
-DEFAULT_DAYS = 30
 _GROUPINGS = [grouping.value for grouping in Grouping if grouping is not Grouping.TENANT]
 
 
@@ -52,17 +49,17 @@ class UsagePage(msgspec.Struct, kw_only=True):
 
 async def retrieve_usage(request: Request) -> Response:
     """Answer GET /v1/usage."""
-    gateway, tenant, asked = gateway_of(request), request.state.identity.tenant, request.query_params
-    by = asked.get("by", Grouping.DAY.value)
+    gateway, tenant, params = gateway_of(request), request.state.identity.tenant, request.query_params
+    by = params.get("by", Grouping.DAY.value)
     if by not in _GROUPINGS:
         raise bad_field("by", f"by must be one of {', '.join(_GROUPINGS)}, got {shown(by)}")
-    today = int(time.time()) // DAY_S * DAY_S
+    start, end = usage_span(params.get("from"), params.get("to"), time.time())
     query = UsageQuery(
-        start=parse_time("from", asked["from"]) if "from" in asked else today - DEFAULT_DAYS * DAY_S,
-        end=parse_time("to", asked["to"], is_end=True) if "to" in asked else today + DAY_S,
+        start=start,
+        end=end,
         by=Grouping(by),
         tenant=tenant,
-        model=asked.get("model"),
+        model=params.get("model"),
     )
     try:
         usages = await read_usage(gateway.connection, Keys(gateway.settings.namespace), query)

@@ -20,7 +20,7 @@ EVIL = "<b>x</b>"
 
 
 async def write_device(site: Site, *models: DeviceModel, **changes: object) -> None:
-    """As the keeper of a device would."""
+    """Write the record of a device, as its keeper does."""
     device = DeviceRecord(
         device_id="host-1/cuda:0",
         worker_id="host-1",
