@@ -47,7 +47,7 @@ def is_row_independent(forward: Forward, attention_backend: str) -> bool:
     """
     if forward.keeps_state:
         return False
-    if isinstance(forward, NativeForward):
+    if isinstance(forward.layers if isinstance(forward, StagedForward) else forward, NativeForward):
         return True
     lean = forward.lean if isinstance(forward, StagedForward) else forward
     return isinstance(lean, LeanForward) and attention_backend == NATIVE and _is_python_row_independent(lean)

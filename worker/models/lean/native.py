@@ -36,12 +36,16 @@ from .layers.feed_forward import GatedMlp, RoutedMlp
 from .layers.layer import AnyLayer, EmbeddingPart, HeadNorm, LeanLayer, RowNorm
 from .layers.mixing import MixingLayer
 from .layers.norms import CentredNorm, NoNorm, Norm
+from .staged import StagedForward
 
 _FIRST_NUM_ANGLES = 512
 
 
 class NativeForward(LeanWrapper):
     """A ``forward.Forward`` that computes a lean one in the compiled library, on the same weights.
+
+    For a stage of a pipeline, ``run`` returns hidden states instead of logits, and takes those of the stage before as
+    ``inputs_embeds``.
 
     Raises:
         KernelInputError: ``is_native`` is False.
@@ -164,11 +168,13 @@ def _no_cache(lean: LeanForward) -> tuple[list[Tensor], list[Tensor], int, Seque
 
 def make_native(forward: Forward, block_size: int) -> Forward:
     """Return a forward that computes ``forward``, whose layers are packed, in one call; ``forward`` itself if none
-    can.
+    can. A stage computes its layers in one call.
     """
-    if isinstance(forward, LeanForward) and can_cache(block_size) and is_native(forward):
-        return NativeForward(forward)
-    return forward
+    if not can_cache(block_size):
+        return forward
+    if isinstance(forward, StagedForward) and is_native(forward.lean):
+        forward.layers = NativeForward(forward.lean)
+    return NativeForward(forward) if isinstance(forward, LeanForward) and is_native(forward) else forward
 
 
 def is_native(lean: LeanForward) -> bool:
@@ -176,11 +182,14 @@ def is_native(lean: LeanForward) -> bool:
 
     All its linear layers must be packed by us.
     """
-    network = lean.network
+    network, groups = lean.network, lean.groups
     dtype = network.embed_tokens.weight.dtype
+    # A stage computes the head by itself.
+    is_stage = groups is not None and groups.layout.pipeline > 1
+    products = _layer_products_of(network) if is_stage else products_of(network)
     return (
         all(can_decode(dtype, layer.head_dim) for layer in _attending_layers_of(network))
-        and all(isinstance(linear, OwnPackedLinear) for linear in products_of(network))
+        and all(isinstance(linear, OwnPackedLinear) for linear in products)
         and any(layer.mlp is not None for layer in _layers_of(network))
     )
 
@@ -188,8 +197,12 @@ def is_native(lean: LeanForward) -> bool:
 def products_of(network: LeanDecoder) -> list[object]:
     """Return all linear layers of ``network``; None for a part that only Python can compute."""
     of_all = network.layer_embeddings
-    products = [network.lm_head, *(linear for layer in _layers_of(network) for linear in _linears_of(layer))]
+    products = [network.lm_head, *_layer_products_of(network)]
     return products if of_all is None else [*products, of_all.projection]
+
+
+def _layer_products_of(network: LeanDecoder) -> list[object]:
+    return [linear for layer in _layers_of(network) for linear in _linears_of(layer)]
 
 
 def _layers_of(network: LeanDecoder) -> list[AnyLayer]:
@@ -225,16 +238,19 @@ def weights_of(lean: LeanForward) -> DecoderWeights:
     first = next(layer for layer in network.layers if isinstance(layer, LeanLayer))
     final_norm, layer_embeddings = _norm_weights(network.norm), network.layer_embeddings
     assert final_norm is not None
+    groups = lean.groups
+    is_stage = groups is not None and groups.layout.pipeline > 1
+    is_first, is_last = groups is None or groups.is_first_stage, groups is None or groups.is_last_stage
     return DecoderWeights(
         embeddings=network.embed_tokens.weight,
         layers=tuple(_all_layer_weights(lean)),
-        final_norm=final_norm,
-        lm_head=_packed_weight(network.lm_head),
+        final_norm=final_norm if is_last else None,
+        lm_head=None if is_stage else _packed_weight(network.lm_head),
         num_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
         head_dim=first.head_dim,
         token_scale=plan.embedding_scale,
-        stream_scale=plan.stream_scale,
+        stream_scale=plan.stream_scale if is_first else 1.0,
         logit_scale=plan.logit_scale,
         logit_softcap=plan.logit_softcap,
         layer_embeddings=None if layer_embeddings is None else _layer_embeddings(layer_embeddings),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..forward import ForwardSettings, ModelInput
+from ..forward import Forward, ForwardSettings, ModelInput
 from ..parallel.groups import RankGroups
 from .forward import LeanForward, LeanWrapper
 from .layers.layer import Attend
@@ -20,28 +21,33 @@ if TYPE_CHECKING:
 class StagedForward(LeanWrapper):
     """A ``forward.Forward`` of one stage. Every stage runs the same steps in the same order.
 
-    The first stage has embeddings and head, the last one the final norm. Stages pass on hidden and residual rows ``[2,
-    T, hidden size]``; the last stage returns the rows that need logits to the first.
+    The first stage has embeddings and head, the last one the final norm. Stages pass on the residual stream ``[T,
+    hidden size]``, in the dtype in which one rank keeps it between layers; the last stage returns the normalised rows
+    that need logits to the first.
 
     ``run`` is ``start`` and ``finish``. The first stage may start as many steps as there are stages before it finishes
     one, if the steps share no request. The other stages do all of their part in ``start``.
 
     Args:
         lean: with the layers of this stage.
+
+    Attributes:
+        layers: what computes the layers: ``lean``, or the same in one call of the compiled library.
     """
 
     def __init__(self, lean: LeanForward, groups: RankGroups) -> None:
         super().__init__(lean)
+        self.layers: Forward = lean
         self._groups = groups
         self._num_logit_rows: deque[int] = deque()
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
-        self.lean.allocate(num_blocks, block_size, num_slots, device)
+        self.layers.allocate(num_blocks, block_size, num_slots, device)
 
     @property
     def caches(self) -> list[Tensor]:
         """Keys and values of the layers of this stage."""
-        return self.lean.caches
+        return self.layers.caches
 
     def run(self, step: ModelInput) -> Tensor:
         """Return logits ``[R, V]`` at the first stage; elsewhere zeros ``[R, 1]``."""
@@ -50,48 +56,66 @@ class StagedForward(LeanWrapper):
 
     def start(self, step: ModelInput) -> None:
         """Compute this stage's part of ``step``, and send it on."""
-        self.network.token_adapters.begin(step.token_lora)
-        attentions = self.lean.attend_to(step)
-        self._compute(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds, attentions)
+        stream = None if self._groups.is_first_stage else self._receive(len(step.positions))
+        if self.layers is self.lean:
+            self.network.token_adapters.begin(step.token_lora)
+            inputs = step.inputs_embeds if stream is None else stream
+            rows = self._run_layers(inputs, step.token_ids, step.positions, step.logit_rows, self.lean.attend_to(step))
+        else:
+            rows = self._run_compiled(step, stream)
+        self._groups.send_on(rows)
+        self._num_logit_rows.append(len(step.logit_rows))
 
     def finish(self) -> Tensor:
         """Return the result of ``run`` for the oldest step that was started."""
         num_rows = self._num_logit_rows.popleft()
-        weight = self.network.norm.weight
         if not self._groups.is_first_stage:
-            return weight.new_zeros(num_rows, 1)
-        return self.network.logits(self._groups.receive(weight.new_empty(num_rows, len(weight))))
+            return self.network.embed_tokens.weight.new_zeros(num_rows, 1)
+        return self.network.logits(self._receive(num_rows))
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
         device = self.network.norm.weight.device
         positions = torch.arange(min(num_tokens, self.lean.max_model_len), device=device)
         self.network.token_adapters.begin(None)
+        stream = None if self._groups.is_first_stage else self._receive(len(positions))
         rows = positions[-num_logit_rows:]
-        self._compute(torch.zeros_like(positions), positions, rows, None, self.lean.attend_to_nothing())
+        attentions = self.lean.attend_to_nothing()
+        self._groups.send_on(self._run_layers(stream, torch.zeros_like(positions), positions, rows, attentions))
+        self._num_logit_rows.append(len(rows))
         self.finish()
 
-    def _compute(
+    def _receive(self, num_rows: int) -> Tensor:
+        weight = self.network.embed_tokens.weight
+        return self._groups.receive(weight.new_empty(num_rows, weight.shape[1]))
+
+    def _run_layers(
         self,
+        inputs: Tensor | None,
         token_ids: Tensor,
         positions: Tensor,
         logit_rows: Tensor,
-        inputs_embeds: Tensor | None,
         attentions: list[Attend],
-    ) -> None:
+    ) -> Tensor:
+        """Return the rows for the next stage.
+
+        Args:
+            inputs: ``[T, hidden size]``, input of this stage's first layer; None for the embeddings of ``token_ids``.
+        """
         network, groups = self.network, self._groups
-        if groups.is_first_stage:
-            hidden = network.embed_tokens(token_ids) if inputs_embeds is None else inputs_embeds
-            hidden, residual = network.begin(hidden)
-        else:
-            weight = network.norm.weight
-            hidden, residual = groups.receive(weight.new_empty(2, len(positions), len(weight)))
+        first: Tensor = network.embed_tokens(token_ids) if inputs is None else inputs
+        hidden, residual = network.begin(first) if groups.is_first_stage else (first, torch.zeros_like(first))
         if groups.is_last_stage:
             last = network.run_layers(hidden, residual, positions, attentions, last_rows=logit_rows)
-            groups.send_on(network.normalise(*last))
-        else:
-            passed = network.run_layers(hidden, residual, positions, attentions, last_rows=None)
-            groups.send_on(torch.stack(passed))
-        self._num_logit_rows.append(len(logit_rows))
+            return network.normalise(*last)
+        hidden, residual = network.run_layers(hidden, residual, positions, attentions, last_rows=None)
+        return hidden + residual
+
+    def _run_compiled(self, step: ModelInput, stream: Tensor | None) -> Tensor:
+        """Return the same by the compiled library."""
+        changes: dict[str, Any] = {} if stream is None else {"inputs_embeds": stream}
+        if not self._groups.is_last_stage:
+            changes["logit_rows"] = torch.arange(len(step.positions))
+        return self.layers.run(replace(step, **changes)).to(self.network.embed_tokens.weight.dtype)
 
 
 def lean_forward(module: PreTrainedModel, settings: ForwardSettings) -> LeanForward | StagedForward:

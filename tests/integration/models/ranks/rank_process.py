@@ -31,6 +31,7 @@ from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.setup.host import load_native_kernels
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
+from penstock.worker.models.lean.native import make_native
 from penstock.worker.models.lean.reading.decoder import read_decoder
 from penstock.worker.models.lean.staged import StagedForward, lean_forward
 from penstock.worker.models.loaded import LoadedModel
@@ -43,6 +44,7 @@ from penstock.worker.models.modes.packed import PackedForward
 from penstock.worker.models.parallel.cut import check_layout, cut_decoder, plan_of_part
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.models.parallel.layout import ParallelLayout
+from penstock.worker.models.placing.packed_linear import pack_linear_layers
 from penstock.worker.models.weights.live_state import empty_module
 from penstock.worker.models.weights.movable import ModelWeights
 from penstock.worker.models.weights.part_state import joined_state, part_path, write_part
@@ -154,6 +156,28 @@ def lean_logits(variant: str, layout: Layout, **changed: Any) -> dict[str, Any]:
 
 
 @torch.inference_mode()
+def stage_bits(variant: str) -> dict[str, Any]:
+    """Whether two stages of packed layers give the bits of one rank, in bfloat16, where each rounding shows."""
+    groups = groups_of(1, 2, False)
+    native.load()
+    try:
+        logits = []
+        for is_cut in (False, True):
+            module = make_model(variant, torch.bfloat16)
+            lean = lean_forward(module, cut(module, groups) if is_cut else SETTINGS)
+            pack_linear_layers(lean.network)
+            forward = make_native(lean, BLOCK_SIZE)
+            forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 1, torch.device("cpu"))
+            # Fewer tokens attend alike by other code, too.
+            token_ids, table = torch.arange(30)[None], torch.arange(8)[None]
+            steps = [make_step([(0, new)], [known], token_ids, table, BLOCK_SIZE) for known, new in ((0, 29), (29, 1))]
+            logits.append([forward.run(step).float() for step in steps])
+    finally:
+        native.unload()
+    return {"same": bool(groups.rank) or all(map(torch.equal, *logits))}
+
+
+@torch.inference_mode()
 def in_flight(variant: str) -> dict[str, Any]:
     """Two steps of requests of their own under way at once, beside one after the other."""
     groups = groups_of(1, 2, False)
@@ -242,7 +266,20 @@ def see(name: str, folder: str, layout: Layout, meeting: str) -> dict[str, Any]:
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     job.__name__: job
-    for job in (serve, only_load, tried_bits, lean_logits, in_flight, sleep, saved, choose, pipelined, flying, see)
+    for job in (
+        serve,
+        only_load,
+        tried_bits,
+        lean_logits,
+        stage_bits,
+        in_flight,
+        sleep,
+        saved,
+        choose,
+        pipelined,
+        flying,
+        see,
+    )
 }
 
 

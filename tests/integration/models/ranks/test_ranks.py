@@ -181,6 +181,11 @@ def test_logits_of_every_family_are_those_of_the_whole_model(variant: str, layou
     assert pair.do("lean_logits", variant=variant, layout=layout)[0]["error"] < 3e-4
 
 
+@pytest.mark.parametrize("variant", ["llama", "mixtral"])
+def test_stages_give_the_bits_of_one_rank(variant: str, pair: Pair) -> None:
+    assert pair.do("stage_bits", variant=variant)[0] == {"same": True}
+
+
 def test_two_ranks_may_have_the_same_head_of_keys(pair: Pair) -> None:
     answers = pair.do("lean_logits", variant="llama", layout=TENSOR, num_key_value_heads=1)
     assert answers[0]["error"] < 3e-4
