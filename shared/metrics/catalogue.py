@@ -69,6 +69,11 @@ ENGINES = (
     MetricSpec("engine_sleep_state", GAUGE, "1 while the engine sleeps", OF_ENGINE),
     MetricSpec("engine_resident_memory_bytes", GAUGE, "Memory of its processes", (*OF_ENGINE, "process")),
     MetricSpec("engine_device_memory_bytes", GAUGE, "Device memory in use", OF_ENGINE),
+    MetricSpec("engine_gpu_busy_share", GAUGE, "Share of the last second in which its GPU computed", OF_ENGINE),
+    MetricSpec("engine_gpu_used_memory_bytes", GAUGE, "Memory of its GPU in use by all processes", OF_ENGINE),
+    MetricSpec("engine_gpu_total_memory_bytes", GAUGE, "Memory of its GPU", OF_ENGINE),
+    MetricSpec("engine_gpu_power_watts", GAUGE, "Power of its GPU", OF_ENGINE),
+    MetricSpec("engine_gpu_temperature_celsius", GAUGE, "Temperature of its GPU", OF_ENGINE),
     MetricSpec("engine_adapters_loaded", GAUGE, "Loaded LoRA adapters", OF_ENGINE),
     MetricSpec("engine_restarts", COUNTER, "Restarts of its core", OF_ENGINE),
     MetricSpec(

@@ -49,6 +49,17 @@ def engine_samples(beat: EngineHeartbeat, label: str) -> Iterator[Sample]:
             "engine_restarts": beat.num_restarts,
         },
     )
+    if (gpu := beat.device_use) is not None:
+        yield from values_of(
+            labels,
+            {
+                "engine_gpu_busy_share": gpu.busy_share,
+                "engine_gpu_used_memory_bytes": gpu.used_bytes,
+                "engine_gpu_total_memory_bytes": gpu.total_bytes,
+                "engine_gpu_power_watts": gpu.power_w,
+                "engine_gpu_temperature_celsius": gpu.temperature_c,
+            },
+        )
     for state in EngineState:
         yield from values_of((*labels, state.value), {"engine_state": float(beat.state == state)})
     yield from values_of((*labels, beat.engine_id, beat.worker_id, beat.host, beat.device), {"engine_info": 1.0})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.shared.deployment.records import EngineHeartbeat
+import msgspec
+
+from penstock.shared.deployment.records import DeviceUse, EngineHeartbeat
 from penstock.shared.messages.supervision import EngineState
 from penstock.shared.metrics import engines_samples
 from penstock.shared.metrics.exposition import expose
@@ -35,6 +37,18 @@ def test_an_engine_keeps_its_label_when_its_worker_begins_again() -> None:
 
 def test_a_name_is_one_of_a_model() -> None:
     assert labels(beat("a", "h-0", 1.0), beat("b", "h-0", 2.0, model="n")) == [("m", "h-0"), ("n", "h-0")]
+
+
+def test_a_gpu_is_measured_where_one_is_and_its_values_are_known() -> None:
+    use = DeviceUse(busy_share=0.5, used_bytes=3, total_bytes=4, temperature_c=61)
+    samples = engines_samples([msgspec.structs.replace(beat("a", "h-0", 1.0), device_use=use), beat("b", "h-1", 1.0)])
+    values = {(*sample.labels, sample.spec.name): sample.value for sample in samples if "gpu" in sample.spec.name}
+    assert values == {
+        ("m", "h-0", "engine_gpu_busy_share"): 0.5,
+        ("m", "h-0", "engine_gpu_used_memory_bytes"): 3,
+        ("m", "h-0", "engine_gpu_total_memory_bytes"): 4,
+        ("m", "h-0", "engine_gpu_temperature_celsius"): 61,
+    }
 
 
 def test_an_engine_of_an_earlier_version_goes_by_its_id() -> None:
