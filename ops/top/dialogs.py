@@ -20,7 +20,7 @@ from .tables import TABLES
 
 _BACK: tuple[BindingType, ...] = (Binding("escape", "leave", "back"),)
 _KEYS = (
-    ("1 … 5, Tab", "models, tenants, requests, engines, dead letter"),
+    ("1 … 6, Tab", "models, tenants, requests, engines, dead letter, devices"),
     ("↑ ↓, j k", "select a row; also PageUp, PageDown, Home, End"),
     ("← →", "scroll columns"),
     ("Enter", "details of a row; Escape goes back"),

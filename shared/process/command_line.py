@@ -24,6 +24,7 @@ from ..errors import PenstockError
 from ..values.distribution import full_version
 from ..values.names import DEFAULT_NAMESPACE, did_you_mean
 from ..values.shown import mask_text
+from .encoding import SHOWABLE
 from .log import configure_logging
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -91,8 +92,8 @@ def run_reporting_errors(run: Callable[[], int]) -> int:
     configure_logging("warning")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A name that the terminal cannot encode is written with escapes, and hides no other line.
-            stream.reconfigure(errors="backslashreplace")
+            # A name that the terminal cannot encode hides no other line.
+            stream.reconfigure(errors=SHOWABLE)
     try:
         status = run()
         sys.stdout.flush()

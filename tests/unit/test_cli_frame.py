@@ -164,12 +164,13 @@ def test_bytes_in_words(num_bytes: int, text: str) -> None:
 def test_a_name_that_the_terminal_cannot_encode_is_written_with_escapes() -> None:
     script = (
         "from penstock.shared.process.command_line import Command, run_program\n"
-        "say = Command('say', 'Say.', run=lambda _: print('m\\u00fcller\\u2028') or print('acme') or 0)\n"
+        "text = 'm\\u00fcller\\u2028 \\u2584\\u2502 1\\u202f234\\u2026'\n"
+        "say = Command('say', 'Say.', run=lambda _: print(text) or print('acme') or 0)\n"
         "raise SystemExit(run_program('prog', 'A program.', [say], ['say']))"
     )
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (0, "m\\xfcller\\u2028\nacme\n")
+    assert (ended.returncode, ended.stdout) == (0, "m\\xfcller\\u2028 =| 1 234~\nacme\n"), "tables keep their columns"
 
 
 @pytest.mark.parametrize("command", ["bench", "chaos"])
