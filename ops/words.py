@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from ..shared.errors import ValidationError
 from ..shared.queue.lifecycle import EventKind, RequestState
@@ -65,6 +67,23 @@ def parse_age(text: str) -> int:
     if match is None:
         raise ValidationError(f"since must be a number and one of s, m, h, d, such as 15m, got {shown(text)}")
     return int(match[1]) * _AGE_UNITS_S[match[2]]
+
+
+def parse_when(field: str, text: str, now: float) -> float:
+    """Return the Unix time of an age such as "15m", or of a time of UTC such as "2026-11-29 14:05".
+
+    Raises:
+        ValidationError: ``text`` is neither; the message names ``field``.
+    """
+    text = text.strip().replace("T", " ")
+    if match := _AGE.fullmatch(text):
+        return now - int(match[1]) * _AGE_UNITS_S[match[2]]
+    for form in ("%Y-%m-%d %H:%M", "%Y-%m-%d"):
+        with contextlib.suppress(ValueError):
+            return datetime.strptime(text, form).replace(tzinfo=UTC).timestamp()
+    raise ValidationError(
+        f"{field} must be an age or a time of UTC, such as 15m or 2026-11-29 14:05, got {shown(text)}"
+    )
 
 
 def event_words(kind: EventKind) -> str:

@@ -81,6 +81,7 @@ def dashboard(
     for page in PAGES:
         routes += endpoints.of_page(page)
     routes.append(Route("/columns", endpoints.choose_columns, methods=["POST"]))
+    routes.append(Route("/filters", endpoints.save_filter, methods=["POST"]))
     routes += [Route(action.path, endpoints.of_action(action), methods=["POST"]) for action in ACTIONS]
     app = Starlette(
         routes=routes,

@@ -91,6 +91,7 @@ MEANINGS: Mapping[str, str] = {
     "Prompt tokens": "Tokens of prompts, once for all answers to a prompt",
     "Recomputed tokens": "Tokens computed again after the death of an engine; not part of the others",
     "Renewed": "Day (UTC) on which the budget is renewed",
+    "Policy": "Whether the tenant has weight and quotas of its own, or those of the queue",
     "Quota": "Whether the tenant is within its limits; requests over quota wait or are refused",
     "Ran for": "From the first start on an engine to the end",
     "Requests": "Requests that ended; each answer to a prompt is one",

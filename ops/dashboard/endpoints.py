@@ -26,15 +26,19 @@ from ..views.access import Access
 from ..views.page import Action, ActionContext, Page, View
 from ..views.source import PageSnapshot
 from .columns import COLUMNS_COOKIE, HIDDEN, hidden_after, hidden_of
+from .filters import FILTERS_COOKIE, filters_after, saved_filters
 from .render import Renderer, as_csv, as_json, query
 from .runtime import DashboardRuntime, Topic
 
 NOTE_COOKIE = "penstock_note"
 MAX_NOTE_CHARS = 500
-COLUMNS_S = 365 * 24 * 3600
+CHOICES_S = 365 * 24 * 3600
 MAX_FORM_BYTES = 64 * 1024
 
 _UNKNOWN = (UnknownModelError, RequestNotFoundError, EngineNotFoundError, UnknownBatchError)
+
+# Titles of error pages by status.
+_TITLES = {403: "Not allowed", 404: "Not found", 500: "Error", 503: "Redis is unavailable"}
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
@@ -94,15 +98,33 @@ class Endpoints:
 
     async def choose_columns(self, request: Request) -> Response:
         """Store the visible columns of a page's tables in this browser."""
+
+        def choose(page: Page, body: dict[str, str]) -> str:
+            return hidden_after(page.name, body, hidden_of(request.cookies))
+
+        return await self._store(request, COLUMNS_COOKIE, choose)
+
+    async def save_filter(self, request: Request) -> Response:
+        """Store the query of a page under a name in this browser, or remove a name."""
+
+        def save(page: Page, body: dict[str, str]) -> str:
+            return filters_after(
+                saved_filters(request.cookies), page.name, body, query(**_params_after(page, body))[1:]
+            )
+
+        return await self._store(request, FILTERS_COOKIE, save)
+
+    async def _store(self, request: Request, cookie: str, value_of: Callable[[Page, dict[str, str]], str]) -> Response:
+        """Store a choice about a page in a cookie, and show the page as before."""
         body = await read_form(request) or {}
         try:
             page = self._renderer.named(body.get("page", ""))
+            value = value_of(page, body)
         except ValidationError as error:
             return self._error_page(request, f"nothing was done: {error}", 400)
         response = RedirectResponse(_address(request, page, _params_after(page, body)), 303)
-        chosen = hidden_after(page.name, body, hidden_of(request.cookies))
         path = root_of(request) or "/"
-        response.set_cookie(COLUMNS_COOKIE, chosen, max_age=COLUMNS_S, path=path, httponly=True, samesite="lax")
+        response.set_cookie(cookie, value, max_age=CHOICES_S, path=path, httponly=True, samesite="lax")
         return response
 
     async def not_found(self, request: Request, _: Exception) -> Response:
@@ -129,7 +151,8 @@ class Endpoints:
         params, access = _params(page, request), request.state.access
         view = await self._read_view(page, params, access)
         note = unquote(request.cookies.get(NOTE_COOKIE, ""))
-        response = HTMLResponse(self._renderer.page(page, view, params, access, root_of(request), note))
+        saved = [one for one in saved_filters(request.cookies) if one.page == page.name]
+        response = HTMLResponse(self._renderer.page(page, view, params, access, root_of(request), note, saved))
         if note:
             response.delete_cookie(NOTE_COOKIE, path=root_of(request) or "/")
         return response
@@ -160,7 +183,8 @@ class Endpoints:
     def _error_page(self, request: Request, message: str, status: int) -> Response:
         if "text/html" not in request.headers.get("accept", ""):
             return PlainTextResponse(message + "\n", status)
-        html = self._renderer.plain("trouble_page", root_of(request), title="Not done", message=message)
+        title = _TITLES.get(status, "Not done")
+        html = self._renderer.problem(title, message, getattr(request.state, "access", None), root_of(request))
         return HTMLResponse(html, status)
 
 

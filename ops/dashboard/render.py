@@ -20,6 +20,7 @@ from ..views.access import Access
 from ..views.page import Page, Params, View
 from ..views.words import ago, as_unit, duration, length_of_time, moment, number, percent, plain, size, state_words
 from .columns import HIDDEN, table_of, tables_of
+from .filters import SavedFilter
 
 _FOLDER = Path(__file__).parent / "templates"
 # Read at import, because file access would block the event loop.
@@ -78,11 +79,20 @@ class Renderer:
         self._by_name = {page.name: page for page in pages}
         self._has_login = has_login
 
-    def page(self, page: Page, view: View, params: Params, access: Access, root: str, note: str = "") -> str:
-        """Return a whole page, with ``note`` at the top."""
+    def page(
+        self,
+        page: Page,
+        view: View,
+        params: Params,
+        access: Access,
+        root: str,
+        note: str = "",
+        saved: Sequence[SavedFilter] = (),
+    ) -> str:
+        """Return a whole page, with ``note`` and links to its ``saved`` filters at the top."""
         values = self._values(page, view, params, access, root)
-        menu = [item for item in self._menu if access.role.covers(item.role)]
-        return self._template(page).render(values, menu=menu, note=note, user=access.user)
+        menu = self._menu_of(access)
+        return self._template(page).render(values, menu=menu, note=note, user=access.user, saved=saved)
 
     def live(self, page: Page, view: View, params: Params, access: Access, root: str) -> str:
         """Return the live part of a page."""
@@ -101,9 +111,16 @@ class Renderer:
 
     def plain(self, name: str, root: str, **values: Any) -> str:
         """Return a page without data of the deployment, such as the login or an error."""
-        return _ENVIRONMENT.get_template(f"{name}.html").render(
-            url=_urls(root), has_login=self._has_login, menu=[], page=None, note="", **values
-        )
+        fixed = {"url": _urls(root), "has_login": self._has_login, "menu": [], "page": None, "note": ""}
+        return _ENVIRONMENT.get_template(f"{name}.html").render(fixed | values)
+
+    def problem(self, title: str, message: str, access: Access | None, root: str) -> str:
+        """Return the page about an error, with the menu if the user is known."""
+        known = {} if access is None else {"menu": self._menu_of(access), "user": access.user}
+        return self.plain("trouble_page", root, title=title, message=message, **known)
+
+    def _menu_of(self, access: Access) -> list[Page]:
+        return [item for item in self._menu if access.role.covers(item.role)]
 
     def _template(self, page: Page) -> Any:
         return _ENVIRONMENT.get_template(f"{page.name}.html")

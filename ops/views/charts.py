@@ -250,6 +250,10 @@ def _x(index: int, number: int) -> float:
     return WIDTH * index / max(1, number - 1)
 
 
+# Width of the dash for a single point.
+DASH = 1.0
+
+
 def path_of(column: Sequence[float | None], limit: float) -> str:
     """Return the SVG path of a line in a box of ``WIDTH`` by ``HEIGHT``, whose top is ``limit``."""
     parts, is_down = [], False
@@ -257,8 +261,11 @@ def path_of(column: Sequence[float | None], limit: float) -> str:
         if value is None:
             is_down = False
             continue
-        y = HEIGHT * (1 - value / limit) if limit else HEIGHT
-        # A move alone draws nothing. "h0" draws a dot with a round cap for a point between two gaps.
-        parts.append(f"{'L' if is_down else 'M'}{_x(i, len(column)):.1f} {y:.1f}" + ("" if is_down else "h0"))
+        x, y = _x(i, len(column)), HEIGHT * (1 - value / limit) if limit else HEIGHT
+        if not is_down and (i + 1 == len(column) or column[i + 1] is None):
+            # A dash for a point between two gaps, since a dot would hardly be visible.
+            parts.append(f"M{x - DASH / 2:.1f} {y:.1f}h{DASH:g}")
+        else:
+            parts.append(f"{'L' if is_down else 'M'}{x:.1f} {y:.1f}")
         is_down = True
     return "".join(parts)

@@ -101,6 +101,18 @@ def problem_of(text: str, path: str, code: str, *, level: str = "bad", model: st
     return {"text": text, "path": path, "level": level, "model": model, "runbook": RUNBOOK[code]}
 
 
+def number_field(name: str, text: str) -> float:
+    """Return the number in a field of a form.
+
+    Raises:
+        ValidationError: it is not a number.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise ValidationError(f"{name} must be a number, got {text!r}") from None
+
+
 def field_of(form: Mapping[str, str], name: str) -> str:
     """Return a required field of a form.
 

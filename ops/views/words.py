@@ -38,7 +38,9 @@ def duration(seconds: float | None) -> str:
 
 def length_of_time(seconds: float) -> str:
     """Return a duration with milliseconds, for times within one request."""
-    return f"{1000 * seconds:.0f} ms" if 0 <= seconds < 1 else format_duration(seconds)
+    if not 0 <= seconds < 1:
+        return format_duration(seconds)
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 or not seconds else f"{1000 * seconds:.1f} ms"
 
 
 def as_unit(value: float | None, unit: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ...shared.deployment.groups import resize_group
-from ...shared.deployment.orders import MARGIN_S, known_workers, make_leave, scale_worker
+from ...shared.deployment.orders import MARGIN_S, check_worker, make_leave, scale_worker
 from ...shared.errors import EngineTimeoutError, ValidationError
 from ...shared.messages.core import GroupStatus
 from ...shared.messages.supervision import DrainCommand, EngineState, StopCommand, WorkerCommand
@@ -66,10 +66,7 @@ class WorkerControl(ClientCore):
             await scale_worker(self._commands.execute, self._keys, worker_id, num_engines, timeout_s)
 
     async def _make_leave(self, worker_id: str, command: WorkerCommand, patience_s: float) -> None:
-        worker_ids = await known_workers(self._commands.execute, self._keys)
-        if worker_id not in worker_ids:
-            names = ", ".join(sorted(worker_ids)) or "none (no worker runs)"
-            raise ValidationError(f"worker_id must be one of {names}, got {shown(worker_id)}")
+        await check_worker(self._commands.execute, self._keys, worker_id)
         await make_leave(self._commands.execute, self._keys, [worker_id], command, patience_s)
 
 

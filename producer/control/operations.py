@@ -16,12 +16,15 @@ from ...shared.errors import ConfigurationError, RequestNotFoundError
 from ...shared.keys import Keys
 from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
 from ...shared.partitions.budgets import BudgetStore
-from ...shared.queue.budgets import Budget
+from ...shared.queue.budgets import PERIOD_WORDS, Budget
 from ...shared.queue.lifecycle import RequestState
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from ...shared.values.shown import shown
 from ..background.agenda import Agenda
+from ..webhooks.addresses import check_url
 from ..webhooks.event_store import EventStore
+from ..webhooks.events import WebhookTarget
+from ..webhooks.targets import WebhookTargets
 
 P = TypeVar("P", QueuePolicy, TenantPolicy)
 
@@ -65,10 +68,20 @@ class Operations:
             await queue.configure(policy)
 
     async def set_budget(self, budget: Budget) -> None:
-        """Set a budget; see ``BudgetStore.set_budget``."""
-        limit = f"{budget.limit:g} {budget.unit} per {budget.period}"
-        async with self.audit.audited("budget.set", budget.tenant, key=budget.key_name, limit=limit):
-            await BudgetStore(self._connection, self._keys).set_budget(budget)
+        """Set a budget; see ``BudgetStore.set_budget``.
+
+        Raises:
+            ValidationError: a value is invalid, or the tenant's webhooks may not have the URL.
+        """
+        store = BudgetStore(self._connection, self._keys)
+        async with self.audit.audited("budget.set", budget.tenant, key=budget.key_name) as details:
+            if budget.webhook_url:
+                target = WebhookTarget(url=check_url(budget.webhook_url), tenant=budget.tenant)
+                await WebhookTargets(self._connection, self._keys).admit(target)
+            former = next((one for one in await store.read_all() if one.name == budget.name), None)
+            limit = _budget_words(budget)
+            details["limit"] = limit if former is None else f"{_budget_words(former)} → {limit}"
+            await store.set_budget(budget)
 
     async def remove_budget(self, budget: Budget) -> bool:
         """Remove a budget by its tenant, key and period; see ``BudgetStore.remove_budget``."""
@@ -178,6 +191,10 @@ class Operations:
 
     def _events(self) -> EventStore:
         return EventStore(self._connection, self._keys, Agenda(self._connection, self._keys))
+
+
+def _budget_words(budget: Budget) -> str:
+    return f"{budget.limit:,.10g} {budget.unit} {PERIOD_WORDS[budget.period]}"
 
 
 async def _policy_changes(read: Callable[[], Awaitable[P]], after: P) -> dict[str, str]:

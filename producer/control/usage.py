@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import json
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -106,9 +107,31 @@ def read_prices(path: Path) -> Prices:
         ConfigurationError: it cannot be read, or a field is unknown or no price; the message names it.
     """
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Prices)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        return parse_prices(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
         raise ConfigurationError(f"the file of prices {path} cannot be read: {error}") from error
+
+
+def parse_prices(text: str) -> Prices:
+    """Parse the text of a file of prices.
+
+    Raises:
+        ValidationError: it is not TOML, or a field is unknown or no price; the message names it.
+    """
+    try:
+        return msgspec.convert(tomllib.loads(text), Prices)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ValidationError(f'prices must be TOML such as [models."*"] input = 1.0: {error}') from error
+
+
+def format_prices(models: Mapping[str, Price]) -> str:
+    """Return prices by model as ``parse_prices`` reads them."""
+    lines: list[str] = []
+    for model, price in models.items():
+        lines.append(f"[models.{json.dumps(model, ensure_ascii=False)}]")
+        values = msgspec.structs.asdict(price)
+        lines += [f"{name} = {value}" for name, value in values.items() if value is not None]
+    return "\n".join(lines)
 
 
 def parse_time(field: str, text: str, *, is_end: bool = False) -> int:

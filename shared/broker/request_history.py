@@ -5,6 +5,7 @@ One list is of requests whose readers have not read the log to its end.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from itertools import chain
@@ -42,6 +43,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
         states: any of ``STATE_WORDS``: "waiting", "running", "ended", or names of states.
         id_prefix: prefix of their ids.
         since: Unix time in seconds; selects requests whose last known move was not before.
+        until: likewise, whose last known move was not after; 0 for no limit.
     """
 
     states: tuple[str, ...] = ()
@@ -50,6 +52,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     engine_id: str = ""
     id_prefix: str = ""
     since: float = 0.0
+    until: float = 0.0
 
     def __post_init__(self) -> None:
         for word in self.states:
@@ -69,7 +72,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
             and self.band in ("", request.band)
             and self.engine_id in ("", request.engine_id)
             and request.request_id.startswith(self.id_prefix)
-            and request.at >= self.since
+            and self.since <= request.at <= (self.until or math.inf)
         )
 
 
@@ -147,7 +150,7 @@ class RequestHistory:
     async def _others(self, selection: RequestFilter, limit: int, listed: set[str]) -> list[RequestSummary]:
         """Return ended requests and those that await input, by their last event. The records of others have more."""
         requests: list[RequestSummary] = []
-        async for event in self._newest_first():
+        async for event in self._newest_first(str(round(1000 * selection.until)) if selection.until else "+"):
             if event.at < selection.since or len(requests) == limit:
                 break
             if event.request_id not in listed:
@@ -157,8 +160,7 @@ class RequestHistory:
                     requests.append(request)
         return requests
 
-    async def _newest_first(self) -> AsyncIterator[RequestEvent]:
-        last = "+"
+    async def _newest_first(self, last: str = "+") -> AsyncIterator[RequestEvent]:
         while entries := await self._newest(last, PAGE):
             for event in _without_none(decode_entry(entry) for entry in entries):
                 yield event

@@ -34,6 +34,24 @@ async def known_workers(execute: Execute, keys: Keys) -> set[str]:
     return {beat.worker_id for beat in await read_heartbeats(execute, keys)}
 
 
+async def check_worker(execute: Execute, keys: Keys, worker_id: str) -> None:
+    """Check that an engine of the worker sends heartbeats.
+
+    Raises:
+        ValidationError: none does.
+    """
+    worker_ids = await known_workers(execute, keys)
+    if worker_id not in worker_ids:
+        names = ", ".join(sorted(worker_ids)) or "none (no worker runs)"
+        raise ValidationError(f"worker_id must be one of {names}, got {shown(worker_id)}")
+
+
+async def order_leave(execute: Execute, keys: Keys, worker_id: str, command: WorkerCommand) -> None:
+    """Send ``command`` to a worker, which then leaves, without waiting for it. Raises: as ``check_worker``."""
+    await check_worker(execute, keys, worker_id)
+    await send_to_worker(execute, keys, worker_id, command)
+
+
 async def make_leave(
     execute: Execute, keys: Keys, worker_ids: Collection[str], command: WorkerCommand, patience_s: float
 ) -> None:

@@ -37,6 +37,10 @@ class Period(enum.StrEnum):
         return int(start.timestamp()), int(end.timestamp())
 
 
+# Periods for people.
+PERIOD_WORDS = {Period.DAY: "per day", Period.MONTH: "per month", Period.ALL: "in all"}
+
+
 class Unit(enum.StrEnum):
     """Unit of a budget."""
 

@@ -10,9 +10,6 @@ import msgspec
 
 from ....producer.control.operations import Operations
 from ....producer.control.usage import Prices, read_prices, show_time
-from ....producer.webhooks.addresses import check_url
-from ....producer.webhooks.events import WebhookTarget
-from ....producer.webhooks.targets import WebhookTargets
 from ....shared.connection import CommandConnection
 from ....shared.keys import Keys
 from ....shared.partitions.budgets import sync_budgets
@@ -50,10 +47,8 @@ async def _set_budget(
         limit=arguments.tokens if arguments.cost is None else arguments.cost,
         since=int((await connection.execute("TIME"))[0]) if arguments.per is Period.ALL else 0,
         prices={} if prices is None else prices.models,
-        webhook_url=check_url(arguments.webhook) if arguments.webhook else "",
+        webhook_url=arguments.webhook,
     ).validated()
-    if budget.webhook_url:
-        await WebhookTargets(connection, keys).admit(WebhookTarget(url=budget.webhook_url, tenant=budget.tenant))
     await Operations(connection, keys).set_budget(budget)
     states = await sync_budgets(connection, keys)
     print(_budget_table([state for state in states if state.budget.name == budget.name]))

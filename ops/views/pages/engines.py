@@ -6,11 +6,11 @@ from typing import Any
 
 from ....producer.client_parts.core import CallOptions
 from ....producer.control.secret_keys import Role
-from ....shared.deployment.orders import order_scale
+from ....shared.deployment.orders import order_leave, order_scale
 from ....shared.deployment.records import DeviceUse, EngineHeartbeat, EngineSetup
 from ....shared.errors import ValidationError
 from ....shared.messages.requests import EXACT
-from ....shared.messages.supervision import EngineState
+from ....shared.messages.supervision import DrainCommand, EngineState, StopCommand
 from ....shared.params.lora import LoraSetup
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
@@ -18,7 +18,6 @@ from ..source import PageSnapshot
 from .devices import read_devices_view
 
 CALL_TIMEOUT_S = 60.0
-# Short, because a browser waits for the response.
 DRAIN_TIMEOUT_S = 30.0
 _LIGHTS = {
     EngineState.READY: "good",
@@ -37,6 +36,11 @@ async def _read_engines(snapshot: PageSnapshot, params: Params, _: Access) -> Vi
         "rows": [_engine_row(engine) for engine in engines],
         "workers": {
             worker: [engine.engine_id for engine in engines if engine.worker_id == worker] for worker in workers
+        },
+        "draining": {
+            worker: sum(engine.num_running_reqs for engine in engines if engine.worker_id == worker)
+            for worker in workers
+            if any(engine.worker_id == worker and engine.state is EngineState.DRAINING for engine in engines)
         },
         "now": snapshot.at,
         "devices": await read_devices_view(snapshot),
@@ -136,15 +140,20 @@ async def _wake_engine(context: ActionContext) -> str:
 
 
 async def _drain_worker(context: ActionContext) -> str:
-    worker_id = field_of(context.form, "worker")
-    await context.source.client.drain_worker(worker_id, timeout_s=DRAIN_TIMEOUT_S)
-    return f"worker {worker_id} has left; other engines resume its unfinished requests, or they wait for one"
+    source, worker_id = context.source, field_of(context.form, "worker")
+    async with source.audit.audited("worker.drain", worker_id, timeout_s=DRAIN_TIMEOUT_S):
+        await order_leave(source.connection.execute, source.keys, worker_id, DrainCommand(timeout_s=DRAIN_TIMEOUT_S))
+    return (
+        f"worker {worker_id} is draining: it claims no more requests, and leaves when the running ones have ended, "
+        f"after {DRAIN_TIMEOUT_S:.0f} s at the latest"
+    )
 
 
 async def _stop_worker(context: ActionContext) -> str:
-    worker_id = field_of(context.form, "worker")
-    await context.source.client.stop_worker(worker_id)
-    return f"worker {worker_id} has left; other engines resume its requests, or they wait for one"
+    source, worker_id = context.source, field_of(context.form, "worker")
+    async with source.audit.audited("worker.stop", worker_id):
+        await order_leave(source.connection.execute, source.keys, worker_id, StopCommand())
+    return f"worker {worker_id} is stopping; other engines resume its requests, or they wait for one"
 
 
 async def _scale_worker(context: ActionContext) -> str:

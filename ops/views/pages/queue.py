@@ -14,8 +14,9 @@ from ....shared.queue.stats import QueueStats, TenantStats
 from ...words import readiness_words
 from ..access import Access
 from ..charts import CHART_QUERY, read_charts, rows_of
-from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
+from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of, number_field
 from ..source import PageSnapshot, together
+from .usage import read_budgets
 
 PAGE_ROWS = 100
 # Up to this many tenants are sorted by queue depth. Beyond it, one page is read at a time, sorted by name.
@@ -38,6 +39,7 @@ async def _read_queue(snapshot: PageSnapshot, params: Params, _: Access) -> View
     model = await _model(snapshot, params)
     if not model:
         return {"model": "", "rows": [], "models": []}
+    engines = [engine for engine in await snapshot.engines() if engine.model == model]
     queue = await snapshot.queue(model)
     policy, names, configured = await together(
         snapshot.once(("policy", model), queue.policy),
@@ -55,6 +57,7 @@ async def _read_queue(snapshot: PageSnapshot, params: Params, _: Access) -> View
         "model": model,
         "models": list(await snapshot.models()),
         "stats": stats,
+        "tokens_per_s": sum(engine.tokens_per_s for engine in engines),
         "readiness": readiness_words(stats.readiness),
         "policy": policy,
         "history": history,
@@ -118,7 +121,9 @@ def _tenant_row(tenant: TenantStats, total_weight: float, configured: frozenset[
 async def _read_tenant(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     model, tenant = (await snapshot.check_model(field_of(params, "model"))).model, field_of(params, "tenant")
     queue = await snapshot.queue(model)
-    stats, policy, own = await together(queue.stats(tenants=[tenant]), queue.policy(), queue.tenant_policy(tenant))
+    stats, policy, own, budgets = await together(
+        queue.stats(tenants=[tenant]), queue.policy(), queue.tenant_policy(tenant), read_budgets(snapshot, tenant)
+    )
     tenant_stats: TenantStats = stats.tenants[0]
     effective = own or policy.tenant
     rows = [{"band": lane.band, **msgspec.structs.asdict(lane)} for lane in tenant_stats.lanes]
@@ -129,6 +134,7 @@ async def _read_tenant(snapshot: PageSnapshot, params: Params, _: Access) -> Vie
         "rows": rows,
         "policy": effective,
         "is_own": own is not None,
+        "budgets": budgets,
         "limits": _LIMITS,
         "facts": {"tenant": tenant, "policy": msgspec.structs.asdict(effective), "has_own_policy": own is not None},
     }
@@ -183,15 +189,8 @@ async def _configure(context: ActionContext) -> str:
     return f"the queue policy of {model} is updated"
 
 
-def _number_field(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValidationError(f"{name} must be a number, got {text!r}") from None
-
-
 def _time_field(name: str, text: str) -> float | None:
-    return _number_field(name, text) if text.strip() else None
+    return number_field(name, text) if text.strip() else None
 
 
 def _limit_field(name: str, text: str) -> int | None:
@@ -213,12 +212,12 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "bands": _bands_field,
     "default_band": lambda _, text: text,
     "ageing_s": _time_field,
-    "strictness": _number_field,
+    "strictness": number_field,
     "order": lambda _, text: text,
     "warm_ttl_s": _time_field,
     "affinity_ms": _count_field,
     "events_kept": _count_field,
-    "weight": _number_field,
+    "weight": number_field,
     "over_quota": lambda _, text: text,
     **dict.fromkeys(_LIMITS, _limit_field),
 }

@@ -15,7 +15,7 @@ from ....shared.broker.request_history import MAX_LISTED
 from ....shared.errors import ValidationError
 from ....shared.queue.lifecycle import LIVE_STATES, RequestState, RequestSummary
 from ....shared.queue.stats import RequestStatus
-from ...words import parse_age
+from ...words import parse_when
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
 from ..source import PageSnapshot, together
@@ -27,7 +27,7 @@ MOST_SHOWN = 50
 # A list with a filter may have to scan all events or a long lane.
 FILTERED_CACHED_S = 15.0
 # Query parameters that make a filter.
-NAMES = ("state", "tenant", "band", "engine", "prefix", "since")
+NAMES = ("state", "tenant", "band", "engine", "prefix", "since", "until")
 # States that a list shows by default.
 LIVE = ("running", "waiting")
 STATES = STATE_WORDS
@@ -152,7 +152,7 @@ def filter_of(params: Mapping[str, str]) -> RequestFilter:
     """Return the filter of a query or a form.
 
     Raises:
-        ValidationError: ``state`` is unknown, or ``since`` is not an age.
+        ValidationError: ``state`` is unknown, or ``since`` or ``until`` is not a time.
     """
     return RequestFilter(
         states=(params["state"],) if params.get("state") else LIVE,
@@ -160,7 +160,7 @@ def filter_of(params: Mapping[str, str]) -> RequestFilter:
         band=params.get("band", ""),
         engine_id=params.get("engine", ""),
         id_prefix=params.get("prefix", ""),
-        since=time.time() - parse_age(params["since"]) if params.get("since") else 0.0,
+        **{name: parse_when(name, params[name], time.time()) for name in ("since", "until") if params.get(name)},
     )
 
 

@@ -6,16 +6,31 @@ from typing import Any
 
 import msgspec
 
-from ....producer.control.usage import Grouping, Usage, UsageQuery, read_usage, show_time, total_of, usage_span
+from ....producer.control.secret_keys import Role
+from ....producer.control.usage import (
+    Grouping,
+    Usage,
+    UsageQuery,
+    format_prices,
+    parse_prices,
+    read_usage,
+    show_time,
+    total_of,
+    usage_span,
+)
 from ....shared.errors import ValidationError
-from ....shared.partitions.budgets import sync_budgets
-from ....shared.queue.budgets import BudgetState
+from ....shared.partitions.budgets import BudgetStore, sync_budgets
+from ....shared.queue.budgets import PERIOD_WORDS, Budget, BudgetState, Period, Unit
 from ..access import Access
-from ..page import Page, PageSection, Params, View
+from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of, number_field
 from ..source import PageSnapshot, together
 
 MOST_SHOWN = 500
+# A page that is updated every second brings the budgets up to date this often.
+BUDGETS_CACHED_S = 5.0
 _NAMED = (Grouping.KEY, Grouping.ADAPTER)
+# What each row of a grouping is, and what its name is.
+_HEADINGS = {Grouping.KEY: ("Tenant", "Key"), Grouping.ADAPTER: ("Model", "Adapter")}
 
 
 async def _read_usage(snapshot: PageSnapshot, params: Params, _: Access) -> View:
@@ -32,15 +47,15 @@ async def _read_usage(snapshot: PageSnapshot, params: Params, _: Access) -> View
         tenant=params.get("tenant") or None,
         model=params.get("model") or None,
     )
-    usages, budgets = await together(
-        read_usage(source.connection, source.keys, query), sync_budgets(source.connection, source.keys)
-    )
+    usages, budgets = await together(read_usage(source.connection, source.keys, query), read_budgets(snapshot))
     return {
         "rows": [_usage_row(usage, query) for usage in usages[:MOST_SHOWN]],
         "total": _usage_row(total_of(usages), query),
         "more": max(0, len(usages) - MOST_SHOWN),
-        "budgets": [_budget_row(state) for state in budgets],
+        "budgets": budgets,
+        "periods": list(Period),
         "by": by,
+        "headings": _HEADINGS.get(query.by, (by.capitalize(), "Name")),
         "groupings": list(Grouping),
         "first": first or show_time(start),
         "last": last or show_time(end - 1),
@@ -55,15 +70,105 @@ def _usage_row(usage: Usage, query: UsageQuery) -> dict[str, Any]:
     return {"group": usage.group, "name": name, "requests": usage.sums.num_requests, **sums}
 
 
+async def read_budgets(snapshot: PageSnapshot, tenant: str | None = None) -> list[dict[str, Any]]:
+    """Return all budgets, or those of a tenant, with the amounts spent, as rows."""
+    source = snapshot.source
+
+    async def read_states() -> list[BudgetState]:
+        return await sync_budgets(source.connection, source.keys)
+
+    states = await source.cached("budgets", BUDGETS_CACHED_S, read_states)
+    return [_budget_row(state) for state in states if tenant in (None, state.budget.tenant)]
+
+
 def _budget_row(state: BudgetState) -> dict[str, Any]:
     budget = state.budget
-    renewed = "never" if state.renewed_at is None else show_time(state.renewed_at)
-    fields = {"tenant": budget.tenant, "key": budget.key_name, "period": budget.period, "unit": budget.unit}
-    return {**fields, "spent": round(state.spent, 6), "limit": budget.limit, "share": state.share, "renewed": renewed}
+    return {
+        "tenant": budget.tenant,
+        "key": budget.key_name,
+        "period": budget.period.value,
+        "period_words": PERIOD_WORDS[budget.period],
+        "unit": budget.unit.value,
+        "spent": round(state.spent, 6),
+        "limit": budget.limit,
+        "share": state.share,
+        "renewed": "never" if state.renewed_at is None else show_time(state.renewed_at),
+        "prices": format_prices(budget.prices),
+        "webhook": budget.webhook_url,
+    }
+
+
+async def _read_budget(snapshot: PageSnapshot, params: Params, access: Access) -> View:
+    tenant, key, period = field_of(params, "tenant"), params.get("key", ""), _period(params)
+    rows = [row for row in await read_budgets(snapshot, tenant) if (row["key"], row["period"]) == (key, period.value)]
+    if not access.role.covers(Role.OPERATOR):
+        rows = [row | {"webhook": ""} for row in rows]  # its query may contain a secret of the receiver
+    return {
+        "tenant": tenant,
+        "key": key,
+        "period": period.value,
+        "period_words": PERIOD_WORDS[period],
+        "units": list(Unit),
+        "budget": next(iter(rows), None),
+        "rows": rows,
+    }
+
+
+def _period(params: Params) -> Period:
+    text = params.get("per") or Period.MONTH.value
+    if text not in tuple(Period):
+        raise ValidationError(f"per must be one of {', '.join(Period)}, got {text!r}")
+    return Period(text)
+
+
+async def _set_budget(context: ActionContext) -> str:
+    source, form, period = context.source, context.form, _period(context.form)
+    unit, prices = form.get("unit", Unit.TOKENS.value), form.get("prices", "").strip()
+    if unit not in tuple(Unit):
+        raise ValidationError(f"unit must be one of {', '.join(Unit)}, got {unit!r}")
+    if prices and unit == Unit.TOKENS:
+        raise ValidationError("prices are of budgets in cost; select cost, or leave prices empty")
+    budget = Budget(
+        tenant=field_of(form, "tenant"),
+        key_name=form.get("key", ""),
+        period=period,
+        unit=Unit(unit),
+        limit=number_field("limit", field_of(form, "limit")),
+        prices=parse_prices(prices).models,
+        webhook_url=form.get("webhook", "").strip(),
+    ).validated()
+    if period is Period.ALL:
+        now = int((await source.connection.execute("TIME"))[0])
+        budget = msgspec.structs.replace(budget, since=await _counted_since(context, budget) or now)
+    await source.operations.set_budget(budget)
+    return f"the budget of {budget.tenant} is set; it counts what was used before in this period"
+
+
+async def _counted_since(context: ActionContext, budget: Budget) -> int | None:
+    """Return when a budget that is changed began to count; None if it is new."""
+    budgets = await BudgetStore(context.source.connection, context.source.keys).read_all()
+    return next((one.since for one in budgets if one.name == budget.name), None)
+
+
+async def _remove_budget(context: ActionContext) -> str:
+    source, form = context.source, context.form
+    tenant = field_of(form, "tenant")
+    budget = Budget(tenant=tenant, key_name=form.get("key", ""), period=_period(form), limit=1)
+    if not await source.operations.remove_budget(budget):
+        raise ValidationError(f"{tenant} has no such budget; it may have been removed already")
+    return f"the budget of {tenant} is removed; its requests are no longer limited by it"
 
 
 SECTION = PageSection(
     (
+        Page(
+            "budget",
+            "/budget",
+            "Budget · {tenant} {key}",
+            _read_budget,
+            live=False,
+            query=("tenant", "key", "per"),
+        ),
         Page(
             "usage",
             "/usage",
@@ -73,5 +178,9 @@ SECTION = PageSection(
             query=("by", "from", "to", "tenant", "model"),
             nav="Usage",
         ),
-    )
+    ),
+    (
+        Action("/budget/set", Role.OPERATOR, _set_budget, "budget"),
+        Action("/budget/remove", Role.OPERATOR, _remove_budget, "usage", confirm="tenant"),
+    ),
 )

@@ -146,6 +146,8 @@ async def test_lists_by_state_tenant_band_engine_id_and_time(broker: Broker, his
     (done,) = await history.requests(RequestFilter(states=("finished",)))
     assert "done-1" not in await ids(history, since=done.at + 0.001)
     assert "gone" in await ids(history, since=done.at)
+    assert "done-1" in await ids(history, until=done.at)
+    assert await ids(history, states=("ended",), until=done.at - 0.001) == []
 
 
 async def test_a_replayed_request_is_no_longer_listed_as_parked(

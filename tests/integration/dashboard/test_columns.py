@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from penstock.ops.dashboard.columns import COLUMNS_COOKIE, MEANINGS, tables_of
+from penstock.ops.dashboard.filters import FILTERS_COOKIE
 from penstock.ops.views.pages import PAGES
 
 from .conftest import Site
@@ -13,7 +14,7 @@ from .conftest import Site
 EVERYDAY = {
     "Actions", "Batch", "Change", "Clients", "Command", "Commands/s", "Created", "Device", "Done", "Endpoint",
     "Engine", "Engines", "Error", "Event", "Expires", "Failed", "From", "Host", "Key", "Kind", "Last error",
-    "Last status", "Limit", "Memory", "Model", "Name", "Next attempt", "Options", "Pid", "Policy", "Process",
+    "Last status", "Limit", "Memory", "Model", "Name", "Next attempt", "Options", "Pid", "Process",
     "Program", "Prompts and outputs", "Redis user", "Request", "Result", "Revoke", "Role", "Running", "Script",
     "Server", "Started", "State", "Status", "Tenant", "Tenants", "Time", "To", "Tokens", "Tokens/s", "Took", "Type",
     "Uptime", "User", "Version", "Waiting", "Worker",
@@ -54,3 +55,25 @@ async def test_hidden_columns_stay_hidden_in_this_browser_alone(site: Site) -> N
     assert (await visitor.post("/columns", data={"page": "none"})).status_code == 400
     visitor.cookies.set(COLUMNS_COOKIE, '"><script>')
     assert "<script>" not in (await visitor.get("/engines")).text
+
+
+async def test_a_filter_is_saved_under_a_name_and_removed(site: Site) -> None:
+    visitor = await site.visitor()
+    form = {"page": "requests", "back": "model=m&state=failed&since=1h&x=y", "name": "<bad> hour"}
+    answer = await visitor.post("/filters", data=form)
+    assert answer.headers["location"] == "/requests?model=m&state=failed&since=1h"
+    link = '<a href="/requests?model=m&amp;state=failed&amp;since=1h"'
+    page = (await visitor.get("/requests")).text
+    assert f"{link}>&lt;bad&gt; hour</a>" in page
+    assert f'{link} aria-current="true">' in (await visitor.get(answer.headers["location"])).text
+    assert link not in (await visitor.get("/audit")).text
+    await visitor.post("/filters", data=form | {"back": "model=m", "remove": "1"})
+    assert "hour" not in (await visitor.get("/requests")).text
+    for name, problem in (("", "name must have"), ("x" * 61, "name must have")):
+        refused = await visitor.post("/filters", data=form | {"name": name})
+        assert (refused.status_code, problem in refused.text) == (400, True)
+    for number in range(99):
+        refused = await visitor.post("/filters", data=form | {"name": f"filter {number}"})
+    assert "can store no more filters" in refused.text
+    visitor.cookies.set(FILTERS_COOKIE, '"><script>')
+    assert "<script>" not in (await visitor.get("/requests")).text

@@ -98,5 +98,5 @@ async def test_nothing_counted_and_a_wrong_span_are_sentences(site: Site) -> Non
 
 
 def test_a_line_is_broken_where_nothing_is_known() -> None:
-    assert path_of([0.0, 10.0, None, 5.0, None], 10.0) == "M0.0 30.0h0L25.0 0.0M75.0 15.0h0"
+    assert path_of([0.0, 10.0, None, 5.0, None], 10.0) == "M0.0 30.0L25.0 0.0M74.5 15.0h1"
     assert path_of([None, None], 0.0) == ""

@@ -35,6 +35,7 @@ async def fill(site: Site) -> None:
 
 QUERIES = {
     "tenant": "?model=m&tenant=acme",
+    "budget": "?tenant=acme",
     "policy": "?model=m",
     "parked": "?model=m&id=dead-1",
     "request": "?model=m&id=runs",
@@ -159,6 +160,8 @@ async def test_an_unknown_request_or_model_is_a_sentence(site: Site) -> None:
         answer = await visitor.get(path)
         assert answer.status_code == 404, path
         assert "none" in answer.text
+        assert "<h1>Not found</h1>" in answer.text
+        assert '<nav aria-label="Pages">' in answer.text
         assert "Traceback" not in answer.text
     assert (await visitor.get("/request?model=m")).status_code == 400
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from penstock.ops.dashboard import Access, Role
 from penstock.ops.views.words import number, percent
 from penstock.shared.broker import EngineCapacity, FinalRecord
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.partitions.budgets import BudgetStore
-from penstock.shared.queue.budgets import Budget
+from penstock.shared.queue.budgets import Budget, Period
 
 from .conftest import Site
+
+URL = "https://hooks.example.org/x"
 
 
 async def test_usage_is_grouped_and_budgets_show_their_share(site: Site) -> None:
@@ -27,3 +32,50 @@ async def test_usage_is_grouped_and_budgets_show_their_share(site: Site) -> None
     assert "Nothing was used" in (await visitor.get("/usage?from=2020-01-01&to=2020-01-02")).text
     assert (await visitor.get("/usage?by=nothing")).status_code == 400
     assert "from must be a day" in (await visitor.get("/usage?from=x")).text
+
+
+async def test_a_budget_is_set_changed_and_removed(site: Site) -> None:
+    store = BudgetStore(site.connection, site.keys)
+    operator = await site.visitor(Access("olga", Role.OPERATOR))
+    form = {"tenant": "acme", "key": "web", "per": "day", "limit": "1000"}
+    answer = await operator.post("/budget/set", data=form)
+    assert answer.headers["location"] == "/budget?tenant=acme&key=web&per=day"
+    prices = '[models."*"]\ninput = 0.5'
+    changed = form | {"limit": "20", "unit": "cost", "prices": prices}
+    answer = await operator.post("/budget/set", data=changed)
+    assert answer.status_code == 303, answer.text
+    (budget,) = await store.read_all()
+    assert (budget.limit, budget.unit, budget.prices["*"].input, budget.key_name) == (20, "cost", 0.5, "web")
+    page = (await operator.get("/budget?tenant=acme&key=web&per=day")).text
+    assert "input = 0.5" in page
+    change = (await operator.get("/audit.json?text=budget&since=1h")).json()["rows"][0]["change"]
+    assert change == "set a budget of tenant acme: key web, limit from 1,000 tokens per day to 20 cost per day"
+    assert (await operator.get("/audit.json?text=budget&until=2020-01-01")).json()["rows"] == []
+    for field, value in (
+        ("limit", "x"),
+        ("limit", "-1"),
+        ("unit", "euro"),
+        ("per", "year"),
+        ("prices", "["),
+        ("webhook", URL),
+    ):
+        refused = await operator.post("/budget/set", data=changed | {field: value})
+        assert refused.status_code == 400
+        assert field in refused.text
+    await store.set_budget(msgspec.structs.replace(budget, webhook_url=URL))
+    assert URL in (await operator.get("/budget?tenant=acme&key=web&per=day")).text
+    viewer = await site.visitor(Access("vera", Role.VIEWER))
+    assert URL not in (await viewer.get("/budget.json?tenant=acme&key=web&per=day")).text
+    for path in ("/budget/set", "/budget/remove"):
+        assert (await viewer.post(path, data=form | {"confirm": "acme"})).status_code == 403
+    assert (await operator.post("/budget/remove", data=form)).status_code == 400, "it needs the word"
+    assert (await operator.post("/budget/remove", data=form | {"confirm": "acme"})).status_code == 303
+    assert await store.read_all() == []
+
+
+async def test_a_budget_without_renewal_counts_on_when_its_limit_changes(site: Site) -> None:
+    store = BudgetStore(site.connection, site.keys)
+    await store.set_budget(Budget(tenant="acme", period=Period.ALL, limit=5.0, since=7))
+    await (await site.visitor()).post("/budget/set", data={"tenant": "acme", "per": "all", "limit": "9"})
+    (budget,) = await store.read_all()
+    assert (budget.limit, budget.since) == (9.0, 7)

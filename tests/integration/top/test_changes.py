@@ -124,10 +124,10 @@ async def test_a_worker_is_drained_while_the_screen_keeps_updating(terminal: Ter
         await seat.press("y")
         await seat.sees("in progress")
         await at(seat, "1", "MODEL")
-        # The worker of this test leaves as one does that was asked to.
+        # No supervisor listens in this test, so the order is done when the worker is gone.
         await terminal.connection.execute("SREM", terminal.keys.engines(), "host-1-0")
         await terminal.connection.execute("DEL", terminal.keys.engine("host-1-0"))
-        await seat.sees("worker host-1 has left")
+        await seat.sees("worker host-1 is draining")
     assert await told(terminal) == [("olga", "top", "worker.drain", "host-1", "ok")]
 
 
