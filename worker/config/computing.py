@@ -49,13 +49,14 @@ class ComputingOptions(OptionGroup):
         ),
     ] = None
     async_scheduling: Annotated[
-        bool,
+        bool | None,
         Option(
             "schedule the next batch while one is computed: the same tokens, faster for large batches of small models",
             Switch(),
+            default="yes on a single GPU without --deterministic and --speculative",
             group=COMPUTING,
         ),
-    ] = False
+    ] = None
     speculative: Annotated[
         str,
         Option(

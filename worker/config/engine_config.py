@@ -64,12 +64,12 @@ class EngineConfig(
             kv_cache_dtype=self.kv_cache_dtype,
         )
         check_adapters(self, self.engine)
-        check_speculation(self.speculative, self.engine, async_scheduling=self.async_scheduling)
+        check_speculation(self.speculative, self.engine, async_scheduling=bool(self.async_scheduling))
         check_kv_offload(self, enable_prefix_caching=self.enable_prefix_caching)
         check_ranks(
             self,
             self.engine,
-            async_scheduling=self.async_scheduling,
+            async_scheduling=bool(self.async_scheduling),
             enable_lora=self.enable_lora,
             kv_offload_dir=self.kv_offload_dir,
             kv_offload_memory=self.kv_offload_memory,
@@ -79,7 +79,7 @@ class EngineConfig(
             self.engine,
             self.device,
             deterministic=self.deterministic,
-            async_scheduling=self.async_scheduling,
+            async_scheduling=bool(self.async_scheduling),
             enforce_eager=self.enforce_eager,
             num_ranks=self.num_ranks,
         )
@@ -93,6 +93,14 @@ class EngineConfig(
     def takes_file_numbers(self) -> bool:
         """Whether the kernels use the numbers of a quantized file as they are, where they can."""
         return self.dtype == "auto" and self.device == "cpu" and self.quantization is None and self.native_kernels
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the next batch is scheduled while one is computed: ``async_scheduling``, or its default."""
+        if self.async_scheduling is not None:
+            return self.async_scheduling
+        is_alone = self.num_ranks == 1 and not self.is_grouped and self.engine == "penstock"
+        return self.device == "cuda" and is_alone and not self.deterministic and not self.max_draft_tokens
 
     @property
     def token_budget(self) -> int:

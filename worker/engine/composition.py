@@ -260,7 +260,7 @@ def _make_blocks(config: EngineConfig, folder: Path, model: LoadedModel, size: K
     prefix_cache = _make_prefix_cache(config, model, size.pages, pool, offload)
     if offload is None:
         return _Blocks(pool, tables, prefix_cache, None, NoLoads())
-    loads = OffloadLoads(offload, int(config.async_scheduling), pool, prefix_cache, config.max_num_seqs)
+    loads = OffloadLoads(offload, int(config.looks_ahead), pool, prefix_cache, config.max_num_seqs)
     return _Blocks(pool, tables, prefix_cache, offload, loads)
 
 
@@ -372,7 +372,7 @@ def _ready(
         quantization=model.quantization or "",
         scheduling_policy=config.scheduling_policy,
         enable_prefix_caching=config.enable_prefix_caching,
-        async_scheduling=config.async_scheduling,
+        async_scheduling=config.looks_ahead,
         structured_outputs_backend=config.structured_outputs_backend,
         supported_tasks=(GENERATE,) if model.pooling is None else model.pooling.tasks,
         pooling=None if model.pooling is None else model.pooling.setup,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -51,7 +51,7 @@ class ModelInput:
     """The packed tokens of one step. Tokens of a request are contiguous and in order.
 
     Args:
-        token_ids, positions: ``[T]``.
+        token_ids, positions: ``[T]``. A negative token id is an index of ``fed_tokens``, as in Python.
         logit_rows: ``[R]`` ascending, indices of the tokens that need logits.
         batch: the tokens of each request, and its blocks.
         state_slots: ``[B]``, the row of each request in the state pool. A request keeps its row while it runs. The
@@ -61,6 +61,8 @@ class ModelInput:
             has one. Only forwards that ``adapters/attach.py`` knows use it.
         token_types: ``[T]``, 1 for tokens of the second text of a pair; None without pairs.
         vision_inputs: inputs from images in addition to ``inputs_embeds``; None if there are none.
+        fed_tokens: tokens that the step before has sampled, on the model's device. Only forwards that run captured
+            graphs get them; others get the token ids.
     """
 
     token_ids: Tensor
@@ -72,6 +74,20 @@ class ModelInput:
     token_lora: Tensor | None = None
     token_types: Tensor | None = None
     vision_inputs: VisionInputs | None = None
+    fed_tokens: Tensor | None = None
+
+    def with_fed_tokens(self) -> ModelInput:
+        """Return this step with the tokens themselves in place of indices of ``fed_tokens``."""
+        if self.fed_tokens is None:
+            return self
+        return replace(self, token_ids=feed(self.token_ids, self.fed_tokens), fed_tokens=None)
+
+
+def feed(token_ids: Tensor, fed_tokens: Tensor) -> Tensor:
+    """Return ``token_ids``, ``[T]``, with the elements of ``fed_tokens`` in place of negative ones, which are indices
+    as in Python. The host does not wait for the device.
+    """
+    return torch.where(token_ids < 0, fed_tokens[token_ids.clamp(max=-1)], token_ids)
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the command out")
     parser.add_argument("--only", default=",".join(_NEEDS), metavar="KINDS", help=f"of: {', '.join(_NEEDS)}")
     parser.add_argument(
-        "--engine-options", default="", metavar="OPTIONS", help="more of the offline engine's: --async-scheduling, ..."
+        "--engine-options", default="", metavar="OPTIONS", help="more of the offline engine's: --deterministic, ..."
     )
     parser.add_argument("--commit", help="to be noted, where the source tree has no git")
     options = parser.parse_args(arguments)

@@ -127,7 +127,7 @@ def full_plan(device: str) -> Plan:
         # Determinism where launches cost most; bytes where weights and caches take the time.
         variants=(
             Variant("deterministic", "qwen06", ("--deterministic",)),
-            Variant("async scheduling", "qwen06", ("--async-scheduling",)),
+            Variant("no look-ahead", "qwen06", ("--no-async-scheduling",)),
             Variant("fp8 cache", "qwen8b", ("--kv-cache-dtype", "fp8"), cached_bytes=1),
             # With a scale in bfloat16 for each 32.
             Variant("int8 cache", "qwen8b", ("--kv-cache-dtype", "int8"), cached_bytes=1 + 2 / 32),

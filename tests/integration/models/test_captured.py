@@ -153,6 +153,13 @@ def run(forward: Forward, device: torch.device, works: Sequence[Sequence[tuple[i
     return [forward.run(step) for step in steps(device, works)]
 
 
+def fed(step: ModelInput) -> ModelInput:
+    """The same step with its first tokens on the device alone, last token first."""
+    token_ids, num_fed = step.token_ids.clone(), min(2, len(step.token_ids))
+    token_ids[:num_fed] = torch.arange(-1, -1 - num_fed, -1)
+    return replace(step, token_ids=token_ids, fed_tokens=step.token_ids[:num_fed].flip(0))
+
+
 def assert_equal(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     for ours, theirs in zip(actual, expected, strict=True):
         # The sums of a row follow the bound on its length and the number of rows, so the last bits may differ.
@@ -179,7 +186,7 @@ def test_logits_and_caches_are_those_of_single_operations(
     allocate(lean, device, MAX_NUM_SEQS)
     allocate(forward, device, MAX_NUM_SEQS)
     # All at the end: a step may not change what an earlier one has returned.
-    assert_equal(run(forward, device, WORK), run(lean, device, WORK))
+    assert_equal([forward.run(fed(step)) for step in steps(device, WORK)], run(lean, device, WORK))
     assert_equal(forward.caches, lean.caches)
     assert not any(cache.isfinite().all() for cache in forward.caches), "a row that is not in use was stored"
     assert (recording.num_captured, recording.num_replayed) == (num_graphs(MAX_NUM_SEQS), NUM_REPLAYED)
@@ -249,7 +256,7 @@ class _Copies(TorchDispatchMode):
 
 def test_all_inputs_of_a_step_are_copied_at_once() -> None:
     """Besides the block table, which is copied on from there to its place."""
-    layout = GraphLayout(8, 1, BLOCK_SIZE, 32, torch.zeros(1, 4), (False, True))
+    layout = GraphLayout(8, 1, BLOCK_SIZE, 32, 3, torch.zeros(1, 4), (False, True))
     batch = PagedBatch(torch.tensor([[3, 4], [5, 6]]), torch.tensor([13, 20]), [1, 1], [6, 1], BLOCK_SIZE)
     step = ModelInput(
         torch.tensor([7, 8]),

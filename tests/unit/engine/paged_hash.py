@@ -46,6 +46,7 @@ class PagedHash:
     """
 
     device_memory_bytes = 0
+    feeds_next = False
 
     def __init__(self, num_blocks: int, max_num_seqs: int, num_stages: int = 1) -> None:
         self._num_stages = num_stages
@@ -72,6 +73,9 @@ class PagedHash:
         if self.is_launching_poison and self.poison in names:
             raise RuntimeError("poison")
         self._launched.append((output, step))
+
+    def discard(self) -> None:
+        raise AssertionError("no batch is launched before the tokens of the one before are read")
 
     def collect(self) -> SampledTokens:
         output, step = self._launched.popleft()

@@ -24,6 +24,10 @@ def choose(options: dict[str, Any], **properties: Any) -> Any:
     [
         ({}, {}, Steps.PLAIN, Bits.ANY),
         ({"async_scheduling": True}, {}, Steps.LOOKAHEAD, Bits.ANY),
+        ({"device": "cuda"}, {}, Steps.LOOKAHEAD, Bits.ANY),
+        ({"device": "cuda", "async_scheduling": False}, {}, Steps.PLAIN, Bits.ANY),
+        ({"device": "cuda", "speculative": "ngram"}, {}, Steps.PLAIN, Bits.ANY),
+        ({"device": "cuda", "tensor_parallel_size": 2}, {}, Steps.PLAIN, Bits.ANY),
         ({"deterministic": True}, {}, Steps.PLAIN, Bits.TILED),
         ({"deterministic": True, "async_scheduling": True}, {}, Steps.LOOKAHEAD, Bits.TILED),
         ({"pipeline_parallel_size": 2}, {}, Steps.STAGED, Bits.ANY),

@@ -36,8 +36,8 @@ class LookaheadCore(EngineCore):
         """Schedule the next batch while the current one is computed, launch it, then update the current one.
 
         The next batch is scheduled as if no token of the current one ended its request. If a token does, the result of
-        the next batch for that request is ignored. If the current batch raises, the next one is not launched, and
-        ``step`` isolates the requests.
+        the next batch for that request is ignored. If the current batch raises, the next one is not launched, or
+        discarded, and ``step`` isolates the requests.
 
         Raises:
             EngineDeadError: as for ``step``.
@@ -53,15 +53,21 @@ class LookaheadCore(EngineCore):
         watch = self.step_watch()
         batch, upcoming = queue.batch, self.scheduler.schedule()
         watch.scheduled(batch)
+        is_launched = bool(upcoming.requests) and queue.feeds_next
+        if is_launched:
+            queue.launch(upcoming)
         try:
             sampled = queue.collect()
         except Exception as error:
             watch.failed()
+            if is_launched:
+                queue.discard()
+                batch = _both(batch, upcoming)
             self._drop(upcoming)
             return ended + self._handle_failure(batch, error)
-        if upcoming.requests:
+        if not is_launched and upcoming.requests:
             queue.launch(upcoming)
-        else:
+        elif not is_launched:
             self._drop(upcoming)
         return ended + self._update(batch, sampled, watch)
 
@@ -90,6 +96,13 @@ class LookaheadCore(EngineCore):
         """Undo the schedule of ``upcoming`` instead of launching it. No batch is in flight afterwards."""
         self._batch_queue.land()
         self.scheduler.undo_schedule(upcoming)
+
+
+def _both(batch: SchedulerOutput, following: SchedulerOutput) -> SchedulerOutput:
+    """Return the work of two batches, of which the first has failed; a request of both has that of the first."""
+    work = dict(batch.work())
+    work = {request: num_new_tokens for request, num_new_tokens in following.work() if request not in work} | work
+    return SchedulerOutput(list(work), list(work.values()), batch.released_ids)
 
 
 class PipelinedCore(EngineCore):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IntArray = NDArray[np.int64]
 
@@ -20,7 +24,7 @@ class StepInput:
     Args:
         order: ``[B]`` index into the scheduler's batch.
         rows: ``[B]`` rows of the ``InputBatch``.
-        token_ids, positions, slot_mapping: ``[T]``.
+        token_ids, positions, slot_mapping: ``[T]``. A negative token id is an index of ``fed_tokens``, as in Python.
         query_lens, seq_lens: ``[B]``.
         logit_rows: ``[L]`` packed tokens that need logits: the last known token of each request that is sampled, and
             its draft tokens. Without draft tokens ``L`` is ``R``.
@@ -29,6 +33,7 @@ class StepInput:
         token_types: ``[T]``, 1 for tokens of the second text of a pair; None without pairs.
         num_drafts: ``[R]``, number of draft tokens at the end of each request; None without draft tokens.
         group_slots: ``[G, T]``, slots of each group of layers, ``slot_mapping`` first; None for a single group.
+        fed_tokens: tokens that the step before has sampled, on the device; None if the host knows all tokens.
     """
 
     order: IntArray
@@ -44,6 +49,7 @@ class StepInput:
     token_types: IntArray | None = None
     num_drafts: IntArray | None = None
     group_slots: IntArray | None = None
+    fed_tokens: Tensor | None = None
 
     @property
     def sampled_rows(self) -> IntArray:

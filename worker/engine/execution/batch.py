@@ -6,9 +6,11 @@ request; the rest is vectorised.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.step_input import IntArray, StepInput
 from ..sampling.logprobs import PromptRowTable
@@ -120,6 +122,21 @@ class RowTable(Protocol):
     def forget_row(self, row: int) -> None: ...
 
 
+@dataclass(frozen=True)
+class ExpectedTokens:
+    """Sampled tokens that the host has not read yet.
+
+    Args:
+        rows: ``[R]``.
+        places: ``[R]``, where the tokens follow those of the rows.
+        assignments: ``[R]``, how often each row was assigned to a request before.
+    """
+
+    rows: IntArray
+    places: IntArray
+    assignments: IntArray
+
+
 class InputBatch:
     """Arrays with a row for each running request.
 
@@ -145,6 +162,7 @@ class InputBatch:
         self.visible_ends = VisibleEndsTable()
         self._row_tables: tuple[RowTable, ...] = (self.prompt_rows, self.embeds, self.axes, self.visible_ends)
         self._lora_indices = np.full(max_num_seqs, NO_LORA)
+        self._assignments = np.zeros(max_num_seqs, np.int64)
         self._rows: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         # Requests of the last step and their rows: mostly the next step has the same.
@@ -246,12 +264,38 @@ class InputBatch:
 
     def append_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
         """Record the new tokens of ``rows``. A request that ends with its token releases its row in the next step."""
-        last = self.num_tokens[rows]
-        # A request that has just reached the maximum length ends with this token, which is never an input.
-        fits = last < self.token_ids.shape[1]
-        self.token_ids[rows[fits], last[fits]] = token_ids[fits]
+        self._write_tokens(rows, self.num_tokens[rows], token_ids)
         self.num_tokens[rows] += 1
         self.sampling.append_tokens(rows, token_ids)
+
+    def expect_tokens(self, rows: IntArray) -> ExpectedTokens:
+        """Record that ``rows``, ``[R]``, get a token each, which the host does not know yet.
+
+        Until the tokens are received, ``prepare`` gives their indices among the ``R`` in place of them, from ``-R`` on.
+        """
+        expected = ExpectedTokens(rows, self.num_tokens[rows], self._assignments[rows])
+        self._write_tokens(rows, expected.places, np.arange(-len(rows), 0))
+        self.num_tokens[rows] += 1
+        return expected
+
+    def receive_tokens(self, expected: ExpectedTokens, token_ids: IntArray) -> None:
+        """Record the tokens of ``expected``, ``[R]``, except for rows that have another request meanwhile."""
+        kept = self._kept(expected)
+        rows, token_ids = expected.rows[kept], token_ids[kept]
+        self._write_tokens(rows, expected.places[kept], token_ids)
+        self.sampling.append_tokens(rows, token_ids)
+
+    def forget_tokens(self, expected: ExpectedTokens) -> None:
+        """Undo ``expect_tokens``. Undo later ones first."""
+        self.num_tokens[expected.rows[self._kept(expected)]] -= 1
+
+    def _kept(self, expected: ExpectedTokens) -> NDArray[np.bool_]:
+        return self._assignments[expected.rows] == expected.assignments
+
+    def _write_tokens(self, rows: IntArray, places: IntArray, token_ids: IntArray) -> None:
+        # A request that has just reached the maximum length ends with this token, which is never an input.
+        fits = places < self.token_ids.shape[1]
+        self.token_ids[rows[fits], places[fits]] = token_ids[fits]
 
     def _rows_of(self, requests: list[Request]) -> IntArray:
         """Return the rows of ``requests``, the same array while they are the same. Do not write to it."""
@@ -268,6 +312,7 @@ class InputBatch:
         row = self._rows.get(request.request_id)
         if row is None:
             row = self._free_rows[-1]
+            self._assignments[row] += 1
             self.token_ids[row, : request.num_tokens] = request.token_ids
             self.num_tokens[row] = request.num_tokens
             self.tables.reset_row(row)

@@ -22,12 +22,12 @@ _NUM_PROBED_TOKENS = 8
 _TOLERANCE = 1e-2
 
 
-def embed_inputs(model: LoadedModel, token_ids: NDArray[np.int64], embeds: StepEmbeds) -> Tensor:
+def embed_inputs(model: LoadedModel, token_ids: Tensor, embeds: StepEmbeds) -> Tensor:
     """Return the input of a forward, ``[T, hidden size]``: embeddings of ``token_ids``, partly replaced by ``embeds``.
 
     Wider rows continue with features for deeper layers (see ``vision_inputs_of``).
     """
-    inputs = _input_embeddings(model)(torch.from_numpy(token_ids).to(model.device))
+    inputs = _input_embeddings(model)(token_ids)
     inputs[torch.from_numpy(embeds.places).to(model.device)] = embeds.rows[:, : inputs.shape[1]].to(inputs)
     return inputs
 

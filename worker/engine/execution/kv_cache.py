@@ -79,7 +79,7 @@ class GroupedPages:
 
 def groups_of(layout: PageLayout, config: EngineConfig) -> BlockGroups:
     """Return the properties of ``layout`` that the scheduler needs."""
-    num_steps = 2 if config.async_scheduling else 1
+    num_steps = 2 if config.looks_ahead else 1
     return BlockGroups(layout.windows, config.block_size, num_steps * config.token_budget)
 
 

@@ -19,7 +19,7 @@ import torch
 from ....kernels.paged_attention import PagedBatch
 from ....shared.messages.outcome import TokenLogprobs
 from ...models.adapters.slots import AdapterSlots
-from ...models.forward import ModelInput, VisionInputs
+from ...models.forward import ModelInput, VisionInputs, feed
 from ...models.lean.captured import CapturedForward
 from ...models.loaded import LoadedModel
 from ...models.placing.device import to_device
@@ -28,7 +28,7 @@ from ..sampling.logprobs import PromptRows, RawLogprobs, prompt_logprobs_of
 from ..sampling.sampler import SamplingRows, sample
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import AcceleratorError, SampledTokens, SchedulerOutput
-from .batch import InputBatch
+from .batch import ExpectedTokens, InputBatch
 from .input_embeds import embed_inputs, vision_inputs_of
 
 LogprobsByRow = dict[int, TokenLogprobs]
@@ -95,14 +95,18 @@ class ModelRunner:
         prepared = self.begin(output)
         return self.finish(prepared, self.compute(prepared))
 
-    def begin(self, output: SchedulerOutput) -> PreparedStep:
+    def begin(self, output: SchedulerOutput, fed_tokens: torch.Tensor | None = None) -> PreparedStep:
         """Prepare the inputs. First of the three stages of ``execute``; call all three in inference mode.
 
-        Adapters are copied into their slots here, because nothing computes meanwhile.
+        Adapters are copied into their slots here. Nothing computes meanwhile, or the device computes it before.
+
+        Args:
+            fed_tokens: see ``StepInput``.
         """
         if self._adapters is not None:
             self._adapters.flush()
         step = self._batch.prepare(output)
+        step.fed_tokens = fed_tokens
         return PreparedStep(output.requests, step, self._batch.prompt_rows.select(step))
 
     def compute(self, prepared: PreparedStep) -> ForwardResult:
@@ -116,6 +120,32 @@ class ModelRunner:
         except torch.AcceleratorError as error:
             raise AcceleratorError(str(error)) from error
         return self.forward_result_of(prepared, logits)
+
+    def samples_alone(self, prepared: PreparedStep) -> bool:
+        """Return whether a step's tokens follow from its logits alone, and are all that it returns."""
+        step = prepared.step
+        is_plain = prepared.prompt_rows is None and step.num_drafts is None
+        return is_plain and self._batch.sampling.gives_tokens_alone(step.sampled_rows)
+
+    def sample_unread(self, prepared: PreparedStep, logits: torch.Tensor) -> tuple[torch.Tensor, ExpectedTokens]:
+        """Sample a step that ``samples_alone``, and commit it; return the tokens ``[R]`` on the device. ``receive``
+        takes them when the host has read them.
+        """
+        step = prepared.step
+        rows = self._batch.sampling.select(step.sampled_rows, step.num_known_tokens)
+        token_ids = sample(logits, rows) if len(logits) else torch.zeros(0, dtype=torch.int64, device=self._device)
+        self._model.forward.commit()
+        return token_ids, self._batch.expect_tokens(step.sampled_rows)
+
+    def receive(self, prepared: PreparedStep, expected: ExpectedTokens, token_ids: IntArray) -> SampledTokens:
+        """Record and return the tokens of ``sample_unread``."""
+        self._batch.receive_tokens(expected, token_ids)
+        step = prepared.step
+        return SampledTokens(_group_by_request(step.order[step.sampled], token_ids, len(step.rows)))
+
+    def forget(self, expected: ExpectedTokens) -> None:
+        """Undo the record of tokens that the host cannot read. Forget those of later steps first."""
+        self._batch.forget_tokens(expected)
 
     def finish(self, prepared: PreparedStep, computed: ForwardResult) -> SampledTokens:
         """Sample the tokens: the third stage.
@@ -203,7 +233,7 @@ class ModelRunner:
         max_blocks = -(-int(step.seq_lens.max()) // self._batch.block_size)
         batch = self._paged(step, max_blocks)
         embeds, vision_inputs = self._vision_inputs(step)
-        return ModelInput(
+        model_input = ModelInput(
             token_ids=to_device(step.token_ids, self._input_device),
             positions=to_device(step.positions, self._input_device),
             logit_rows=to_device(logit_rows, self._input_device),
@@ -213,7 +243,10 @@ class ModelRunner:
             vision_inputs=vision_inputs,
             token_lora=None if step.token_lora is None else to_device(step.token_lora, self._input_device),
             token_types=None if step.token_types is None else to_device(step.token_types, self._input_device),
+            fed_tokens=step.fed_tokens,
         )
+        # Graphs replace the indices of fed tokens themselves.
+        return model_input if isinstance(self._model.forward, CapturedForward) else model_input.with_fed_tokens()
 
     def _paged(self, step: StepInput, max_blocks: int) -> PagedBatch:
         """Return the cache locations of ``step``; its requests have at most ``max_blocks`` blocks each."""
@@ -241,7 +274,9 @@ class ModelRunner:
         axes = self._batch.axes.select(step)
         if step_embeds is None:
             return None, None if axes is None else vision_inputs_of(self._model, axes, None, 0)
-        inputs = embed_inputs(self._model, step.token_ids, step_embeds)
+        token_ids = to_device(step.token_ids, self._device)
+        token_ids = token_ids if step.fed_tokens is None else feed(token_ids, step.fed_tokens)
+        inputs = embed_inputs(self._model, token_ids, step_embeds)
         return inputs, vision_inputs_of(self._model, axes, step_embeds, inputs.shape[1])
 
     def forward_result_of(self, prepared: PreparedStep, logits: torch.Tensor) -> ForwardResult:

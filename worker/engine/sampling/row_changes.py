@@ -54,6 +54,10 @@ class RowStates(Generic[State]):
                 if row in self._rows:
                     self._rows[row].append(token_id)
 
+    def reads_tokens(self, rows: NDArray[np.int64]) -> bool:
+        """Return whether one of ``rows``, ``[R]``, has a state, which its tokens change."""
+        return bool(self._among(rows))
+
     def _among(self, rows: NDArray[np.int64]) -> list[tuple[int, State]]:
         """Return the states of ``rows``, ``[R]``, each with its index; rows without a state are left out."""
         if not self._rows:

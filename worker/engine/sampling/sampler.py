@@ -49,6 +49,10 @@ class ChangeTable(Protocol):
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None: ...
 
+    def reads_tokens(self, rows: NDArray[np.int64]) -> bool:
+        """Return whether the changes of ``rows`` depend on tokens that were sampled before."""
+        ...
+
     def select(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> LogitsChange | None: ...
 
 
@@ -135,6 +139,11 @@ class SamplingTable:
         positions = num_tokens - self._num_prompt_tokens[rows]
         changes = [change for table in self._changes if (change := table.select(rows, positions)) is not None]
         return replace(self._last_constants, positions=positions, changes=changes)
+
+    def gives_tokens_alone(self, rows: NDArray[np.int64]) -> bool:
+        """Return whether ``rows``, ``[R]``, get a token from their logits, without earlier tokens, and nothing else."""
+        has_logprobs = self._num_logprobs[rows].max(initial=NO_LOGPROBS) != NO_LOGPROBS
+        return not has_logprobs and not any(table.reads_tokens(rows) for table in self._changes)
 
     def _constants(self, rows: NDArray[np.int64]) -> SamplingRows:
         """Return the parameters that do not change while the requests of ``rows`` are the same."""

@@ -43,6 +43,11 @@ class BadWords:
         self._history_len = history_len
         self._latest = output_token_ids[max(0, len(output_token_ids) - history_len) :]
 
+    @property
+    def has_history(self) -> bool:
+        """Whether the banned tokens depend on output tokens."""
+        return self._history_len > 0
+
     def append(self, token_id: int) -> None:
         """Record the next output token."""
         if self._history_len:
@@ -123,6 +128,10 @@ class TokenRuleTable(RowStates["_RequestRules"]):
         has_ending = params.min_tokens > 0 and bool(request.ending_token_ids)
         if has_ending or params.logit_bias or params.bad_words_token_ids or params.allowed_token_ids is not None:
             self._rows[row] = _RequestRules(request)
+
+    def reads_tokens(self, rows: NDArray[np.int64]) -> bool:
+        """Return whether one of ``rows``, ``[R]``, has bad words of several tokens. Other rules do not change."""
+        return any(rules.bad_words.has_history for _, rules in self._among(rows))
 
     def select(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> TokenRules | None:
         """Return the rules of ``rows``; None if no row has any.

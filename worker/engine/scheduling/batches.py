@@ -5,7 +5,8 @@
 
 The requests of a batch in flight record how many of their tokens it computes, so that the scheduler can continue from
 the state after it. Nothing else is ahead of time: a request's tokens, grammar and penalties change when a batch's
-result arrives, and the inputs and tokens of a batch are prepared after the result of the previous batch.
+result arrives. The inputs of a batch are prepared after the result of the previous one, or before it on a device that
+keeps the tokens of the previous batch (``FeedingRunner``).
 
 ``StagedBatches`` holds batches that the stages of a model compute at the same time
 (``PipelinedCore.step_with_batch_queue``).
@@ -89,29 +90,54 @@ class OneFlight:
 class BatchExecutor(Protocol):
     """An executor that computes a batch in the background."""
 
+    @property
+    def feeds_next(self) -> bool:
+        """Whether the next batch may be launched before the launched one is collected."""
+        ...
+
     def launch(self, output: SchedulerOutput) -> None:
         """Begin to compute ``output``. Raises nothing; ``collect`` raises the errors."""
         ...
 
     def collect(self) -> SampledTokens:
-        """Wait for the launched batch; see ``Executor.execute``."""
+        """Wait for the oldest launched batch; see ``Executor.execute``."""
+        ...
+
+    def discard(self) -> None:
+        """Forget the launched batches, because the one before them has failed."""
         ...
 
 
 class BatchQueue:
-    """Holds one batch; the next one is launched when its result has arrived."""
+    """Holds one batch, the last one launched.
+
+    Attributes:
+        feeds_next: whether the next batch may be launched before ``collect``.
+    """
 
     def __init__(self, executor: BatchExecutor) -> None:
         self._executor = executor
         self._in_flight: list[Request] = []
         self.batch: SchedulerOutput | None = None
 
+    @property
+    def feeds_next(self) -> bool:
+        return self._executor.feeds_next
+
     def collect(self) -> SampledTokens:
-        """Wait for ``batch``. It counts as in flight until the next one is launched, or ``land`` is called."""
+        """Wait for the oldest batch that was launched. It counts as in flight until the next one is launched, or
+        ``land`` is called.
+        """
         return self._executor.collect()
 
+    def discard(self) -> None:
+        """Forget the batch, because the one before it has failed. It counts as in flight until ``land`` is called."""
+        self._executor.discard()
+
     def launch(self, batch: SchedulerOutput) -> None:
-        """Begin to compute ``batch``. Its inputs depend on the result of the previous batch."""
+        """Begin to compute ``batch``. Its inputs depend on the result of the previous batch, which is collected before
+        unless it feeds the next.
+        """
         self._executor.launch(batch)
         self.land()
         self.batch, self._in_flight = batch, batch.requests

@@ -25,7 +25,7 @@ from ..core.pooling import PoolingCore
 from ..execution.batch import InputBatch
 from ..execution.deterministic import DeterministicRunner, TiledRunner
 from ..execution.model_runner import ModelRunner
-from ..execution.overlap import OverlappingRunner, StagedRunner
+from ..execution.overlap import FeedingRunner, OverlappingRunner, StagedRunner
 from ..execution.pooling_runner import PoolingRunner
 from ..scheduling.batches import BatchQueue, Flights, OneFlight, StagedBatches
 
@@ -84,7 +84,9 @@ def _plain_core(model: LoadedModel, runner: ModelRunner, flights: OneFlight) -> 
 
 
 def _lookahead_core(model: LoadedModel, runner: ModelRunner, flights: OneFlight) -> Callable[..., LookaheadCore]:
-    return partial(LookaheadCore, BatchQueue(OverlappingRunner(runner)))
+    # A deterministic runner reads the numbers of its tokens on the host.
+    feeds = model.device.type == "cuda" and not isinstance(runner, DeterministicRunner)
+    return partial(LookaheadCore, BatchQueue(FeedingRunner(runner) if feeds else OverlappingRunner(runner)))
 
 
 def _pipelined_core(model: LoadedModel, runner: ModelRunner, flights: StagedBatches) -> Callable[..., PipelinedCore]:
@@ -138,7 +140,7 @@ def _steps_of(config: EngineConfig, model: LoadedModel) -> Steps:
         return Steps.LOCKSTEP
     if config.pipeline_parallel_size > 1:
         return Steps.STAGED
-    return Steps.LOOKAHEAD if config.async_scheduling else Steps.PLAIN
+    return Steps.LOOKAHEAD if config.looks_ahead else Steps.PLAIN
 
 
 def _bits_of(config: EngineConfig, model: LoadedModel) -> Bits:

@@ -104,6 +104,10 @@ class GrammarTable:
                 if row in self._rows and not (constraint := self._rows[row][0]).is_terminated:
                     constraint.accept(token_id)
 
+    def reads_tokens(self, rows: NDArray[np.int64]) -> bool:
+        """Return whether one of ``rows``, ``[R]``, has a constraint."""
+        return bool(self._rows) and any(row in self._rows for row in rows.tolist())
+
     def select(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> GrammarMask | None:
         """Return the mask of ``rows``; None if no row has a constraint.
 

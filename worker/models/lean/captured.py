@@ -222,6 +222,7 @@ class CapturedForward(LeanWrapper):
             self._num_groups,
             self._block_size,
             min(self.lean.max_model_len, self._num_columns * self._block_size),
+            self._num_slots,
             weight,
             (False, True) if self.network.token_adapters.is_used else (False,),
         )
@@ -247,7 +248,7 @@ class CapturedForward(LeanWrapper):
 
     def _transform(self, step: ModelInput, out: Tensor) -> None:
         # Copied out, so that the result holds no memory of the pool, which the other graphs use.
-        out.copy_(self.lean.transform(step))
+        out.copy_(self.lean.transform(step.with_fed_tokens()))
 
 
 def make_captured(forward: Forward, token_budget: int) -> Forward:

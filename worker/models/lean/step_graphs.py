@@ -31,6 +31,7 @@ class GraphLayout:
     Args:
         num_columns, num_groups: width of block tables, and how many a request has.
         max_seq_len: most tokens of a request.
+        max_fed_tokens: most tokens that a step samples.
         like: a tensor ``[..., hidden size]`` with the dtype and device of hidden rows.
         has_adapters: (False, True) if steps may have adapters, for which separate graphs are captured; else (False,).
     """
@@ -39,6 +40,7 @@ class GraphLayout:
     num_groups: int
     block_size: int
     max_seq_len: int
+    max_fed_tokens: int
     like: Tensor
     has_adapters: tuple[bool, ...]
 
@@ -120,6 +122,8 @@ class _Buffers:
         for name in ("slots", "token_lora"):
             self._inputs.tensors[name].fill_(-1)
         self._tables = torch.zeros((num_groups, num_rows, layout.num_columns), dtype=torch.int64, device=device)
+        # Tokens of the step before are at the end, where indices count from.
+        self._fed_tokens = torch.zeros(layout.max_fed_tokens, dtype=torch.int64, device=device)
         self.hidden = layout.like.new_zeros(num_rows, layout.like.shape[-1])
 
     def _input_of(self, num_tokens: int, logit_rows: Tensor, batch: PagedBatch, *, has_adapters: bool) -> ModelInput:
@@ -131,6 +135,7 @@ class _Buffers:
             batch=batch,
             state_slots=np.zeros(len(logit_rows), np.int64),
             token_lora=tensors["token_lora"][:num_tokens] if has_adapters else None,
+            fed_tokens=self._fed_tokens,
         )
 
     def _of_groups(self, num_tokens: int, num_rows: int) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -146,6 +151,8 @@ class _Buffers:
         table = table.reshape(-1, *table.shape[-2:])[..., : self._tables.shape[2]]
         staged = self._inputs.copy(table, partial(self._write, step, size))
         self._tables[:, : table.shape[1], : table.shape[2]].copy_(staged)
+        if step.fed_tokens is not None:
+            self._fed_tokens[-len(step.fed_tokens) :].copy_(step.fed_tokens)
 
     def _write(self, step: ModelInput, size: int, arrays: dict[str, NDArray[Any]]) -> None:
         """Write the tokens of ``step`` and their slots into the arrays of all inputs."""
@@ -304,9 +311,9 @@ class PromptGraphs:
 
 
 def on_device(step: ModelInput, device: torch.device) -> ModelInput:
-    """Return ``step`` with its index tensors on ``device``, without waiting for it."""
+    """Return ``step`` with its index tensors on ``device`` and its token ids known, without waiting for it."""
     if step.token_ids.device == device:
-        return step
+        return step.with_fed_tokens()
 
     def move(tensor: Tensor | None) -> Any:
         return None if tensor is None else to_device(tensor.numpy(), device)
@@ -323,4 +330,4 @@ def on_device(step: ModelInput, device: torch.device) -> ModelInput:
         group_tables=move(batch.group_tables),
         group_slots=move(batch.group_slots),
     )
-    return replace(step, **moved)
+    return replace(step, **moved).with_fed_tokens()

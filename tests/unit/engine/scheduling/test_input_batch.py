@@ -48,6 +48,25 @@ def test_sampled_tokens_are_the_next_input() -> None:
     assert (step.token_ids.tolist(), step.positions.tolist(), step.slot_mapping.tolist()) == ([9], [4], [0])
 
 
+def test_tokens_are_indices_until_they_are_received() -> None:
+    """Late tokens of a row that another request has meanwhile belong to nobody."""
+    batch = InputBatch(max_num_seqs=2, max_model_len=12, block_size=4)
+    first, second = make_request("first", [1, 2], [0]), make_request("second", [3, 4, 5], [1])
+    step = batch.prepare(SchedulerOutput([first, second], [2, 3]))
+    expected = batch.expect_tokens(step.sampled_rows)
+    first.num_in_flight_tokens, second.num_in_flight_tokens = 2, 3
+    step = batch.prepare(SchedulerOutput([second, first], [1, 1]))
+    assert (step.token_ids.tolist(), step.seq_lens.tolist()) == ([-1, -2], [4, 3])
+    assert step.sampled.tolist() == [0, 1]
+    third = make_request("third", [6, 7], [2])
+    batch.prepare(SchedulerOutput([second, third], [1, 2], released_ids=["first"]))
+    batch.receive_tokens(expected, np.array([8, 9]))
+    assert batch.prepare(SchedulerOutput([second], [1])).token_ids.tolist() == [9]
+    assert batch.prepare(SchedulerOutput([third], [2])).token_ids.tolist() == [6, 7]
+    batch.forget_tokens(expected)
+    assert batch.num_tokens.tolist() == [2, 3]
+
+
 def test_a_row_is_reused_by_another_request() -> None:
     batch = InputBatch(max_num_seqs=1, max_model_len=12, block_size=4)
     batch.prepare(SchedulerOutput([make_request("old", [1, 2, 3, 4, 5], [2, 1])], [5]))
