@@ -31,7 +31,7 @@ class LinearStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("packed", "bias", "scales", "offsets")),
         ("num_inputs", ctypes.c_int64),
         ("num_outputs", ctypes.c_int64),
-        *((name, ctypes.c_int64) for name in ("is_in_nibbles", "block_inputs", "has_minimums")),
+        *((name, ctypes.c_int64) for name in ("is_in_nibbles", "block_inputs", "block_bits", "has_minimums")),
     )
 
 
@@ -62,7 +62,7 @@ class PackedWeight:
         parts = (self.packed, self.bias, self.scales, self.offsets)
         addresses = (None if part is None else part.data_ptr() for part in parts)
         blocks = self.blocks
-        form = (0, 0) if blocks is None else (blocks.num_inputs, blocks.has_minimums)
+        form = (0, 0, 0) if blocks is None else (blocks.num_inputs, blocks.bits, blocks.has_minimums)
         return LinearStruct(*addresses, self.num_inputs, self.num_outputs, self.is_in_nibbles, *form)
 
     @property
@@ -74,9 +74,8 @@ class PackedWeight:
 
     @property
     def is_in_nibbles(self) -> bool:
-        """Whether the weight is in four bits."""
-        blocks = self.blocks
-        return self.packed.dtype == torch.uint8 if blocks is None else blocks.is_in_nibbles
+        """Whether the weight is in four bits that were rounded here; the numbers of a file are not."""
+        return self.packed.dtype == torch.uint8 and self.scales is not None
 
 
 def can_pack(weight: Tensor) -> bool:

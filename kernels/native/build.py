@@ -22,6 +22,7 @@ _SOURCES = (
     "cache.cpp",
     "packing.cpp",
     "linear.cpp",
+    "block_product.cpp",
     "decoder.cpp",
     "parallel.cpp",
     "sampling.cpp",
@@ -62,7 +63,7 @@ class BuildError(Exception):
 
 
 def build(cache_folder: Path, *, emulates_tiles: bool = False) -> Path:
-    """Return the path of the library; compile it if it is not in ``cache_folder``, in about 25 s of CPU time.
+    """Return the path of the library; compile it if it is not in ``cache_folder``, in about 30 s of CPU time.
 
     The file name is a hash of sources, flags, compiler, and the instructions of this processor. One process compiles,
     and other processes that need the same library wait for it.

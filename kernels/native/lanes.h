@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "scalar.h"
 
@@ -47,6 +48,17 @@ template <typename Sum>
 using PartOf = std::conditional_t<std::is_same_v<Sum, Floats>, FloatPart, IntPart>;
 
 constexpr int PREFETCHED_GROUPS = 16;
+
+// Calls body(0) .. body(N - 1) with constants, so that arrays indexed by them stay in registers.
+template <typename Body, int... I>
+inline __attribute__((always_inline)) void for_constants(std::integer_sequence<int, I...>, const Body& body) {
+  (body(std::integral_constant<int, I>{}), ...);
+}
+
+template <int N, typename Body>
+inline __attribute__((always_inline)) void for_constants(const Body& body) {
+  for_constants(std::make_integer_sequence<int, N>{}, body);
+}
 
 inline Floats splat(float value) { return value - Floats{}; }
 

@@ -26,6 +26,7 @@ struct Linear {
   int64_t num_inputs, num_outputs;
   int64_t is_in_nibbles;  // 1 for four-bit weights
   int64_t block_inputs;   // inputs that share a scale in the file of the weight (blocks.h); 0 for other weights
+  int64_t block_bits;     // bits of a number in blocks
   int64_t has_minimums;   // 1 for blocks with minimums
 };
 

@@ -110,14 +110,14 @@ void multiply_piece(const In* inputs, int64_t input_stride, const Linear& weight
 // each thread gets the same number of wide pieces, whose outputs are adjacent in memory, and the rest is cut into
 // narrow pieces. The cut does not change the bits of a sum. Calls run(number of vectors, first output, first row, end of
 // rows), where the number is a constant.
-template <typename Run>
+template <int64_t MAX_ROWS = ROWS_PER_ITEM, int64_t MIN_ROWS = 4 * TILE_ROWS, typename Run>
 void for_pieces(int64_t num_outputs, int64_t num_rows, const Run& run) {
   constexpr int64_t WIDTH = TILE_VECTORS * LANES;
   const int64_t min_items = num_threads() == 1 ? 1 : 8 * num_threads();
   const int64_t num_pieces = (num_outputs + WIDTH - 1) / WIDTH;
-  int64_t rows = ROWS_PER_ITEM;
+  int64_t rows = MAX_ROWS;
   const auto num_blocks = [&] { return (num_rows + rows - 1) / rows; };
-  while (rows > 4 * TILE_ROWS && num_pieces * num_blocks() < min_items) rows /= 2;
+  while (rows > MIN_ROWS && num_pieces * num_blocks() < min_items) rows /= 2;
   const int64_t num_wide = num_blocks() == 1 ? num_pieces / num_threads() * num_threads() : num_pieces;
   const int64_t num_narrow = std::max<int64_t>(0, (num_outputs - num_wide * WIDTH + LANES - 1) / LANES);
   const int64_t num_wide_items = num_wide * num_blocks();

@@ -2,8 +2,6 @@
 // inputs are added separately and in order. For processors without an instruction for pairs of bfloat16, or with a slow
 // one.
 #pragma once
-#include <utility>
-
 #include "results.h"
 
 #if defined(__AVX512BF16__)
@@ -86,17 +84,6 @@ inline Rows widen(const bfloat16* rows, int64_t row_stride, int64_t num_rows, in
     }
   });
   return result;
-}
-
-// Calls body(0) .. body(N - 1) with constants, so that arrays indexed by them stay in registers.
-template <typename Body, int... I>
-inline __attribute__((always_inline)) void for_constants(std::integer_sequence<int, I...>, const Body& body) {
-  (body(std::integral_constant<int, I>{}), ...);
-}
-
-template <int N, typename Body>
-inline __attribute__((always_inline)) void for_constants(const Body& body) {
-  for_constants(std::make_integer_sequence<int, N>{}, body);
 }
 
 // Sums of M rows and V vectors of outputs.

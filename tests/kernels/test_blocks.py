@@ -17,8 +17,8 @@ from .test_native import DTYPES, random
 pytestmark = pytest.mark.usefixtures("compiled")
 
 FORMS = [
-    BlockForm(is_in_nibbles, num_inputs, has_minimums)
-    for is_in_nibbles, num_inputs in ((True, 32), (False, 32), (False, 16))
+    BlockForm(bits, num_inputs, has_minimums)
+    for bits, num_inputs in ((4, 32), (5, 32), (8, 32), (4, 16), (6, 16), (8, 16))
     for has_minimums in (False, True)
 ]
 
@@ -32,8 +32,7 @@ def three_threads() -> Iterator[None]:
 
 def draw(form: BlockForm, num_outputs: int, num_inputs: int) -> Blocks:
     generator = torch.Generator().manual_seed(num_outputs)
-    limit = 16 if form.is_in_nibbles else 256
-    numbers = torch.randint(0, limit, (num_outputs, num_inputs), generator=generator, dtype=torch.uint8)
+    numbers = torch.randint(0, 1 << form.bits, (num_outputs, num_inputs), generator=generator, dtype=torch.uint8)
     scales = random(num_outputs, num_inputs // form.num_inputs, dtype=torch.float16) / 50
     # Denormal, and zero.
     scales[0, 0], scales[-1, -1] = 3e-7, 0
@@ -66,6 +65,8 @@ def test_products_are_those_of_the_dequantized_weight(
     blocks, bias = draw(form, num_outputs, num_inputs), random(num_outputs, dtype=dtype)
     packed, weight = pack_blocks([blocks], bias), plain(blocks)
     torch.testing.assert_close(unpack_weight(packed).double(), weight, rtol=1e-6, atol=1e-6)
+    halves = 32 if form.has_minimums else 16
+    assert 8 * packed.packed.nbytes == -(-num_outputs // 64) * 64 * num_inputs * (form.bits + halves / form.num_inputs)
     for num_tokens in (1, 2, 16, 64, 203):
         inputs = random(num_tokens, 2 * num_inputs, dtype=dtype)[:, num_inputs:]
         expected = rounded(inputs, form.num_inputs) @ weight.T + bias.double()
@@ -80,12 +81,12 @@ def test_parts_of_different_forms_become_one_weight() -> None:
     """Queries, keys and values of a file may have different types."""
     parts = [draw(form, 65 + index, 64) for index, form in enumerate(FORMS)]
     packed = pack_blocks(parts)
-    assert packed.blocks == BlockForm(False, 16, True)
+    assert packed.blocks == BlockForm(8, 16, True)
     weight = torch.cat([plain(part) for part in parts])
     torch.testing.assert_close(unpack_weight(packed).double(), weight, rtol=1e-5, atol=1e-5)
     without = [part for part in parts if not part.form.has_minimums]
     packed = pack_blocks(without)
-    assert packed.blocks == BlockForm(False, 16, False)
+    assert packed.blocks == BlockForm(8, 16, False)
     expected = torch.cat([plain(part) for part in without])
     torch.testing.assert_close(unpack_weight(packed).double(), expected, rtol=1e-6, atol=1e-6)
 

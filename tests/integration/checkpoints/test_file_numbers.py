@@ -44,7 +44,7 @@ INTEGERS = {
     "gptq of 64": (gptq(symmetric=True, group=64), 4.5),
     "gptq of 128, second version": (gptq(symmetric=True, second=True, group=128), 4.5),
     "gptq of 128, zero points": (gptq(group=128), 5.0),
-    "gptq of 16": (gptq(symmetric=True, group=16), 9.0),
+    "gptq of 16": (gptq(symmetric=True, group=16), 5.0),
     "gptq, 2 bits": (gptq(2, symmetric=True), 4.5),
     "gptq, 8 bits": (gptq(8, symmetric=True), 8.5),
     "gptq, 8 bits, zero points": (gptq(8), 9.0),

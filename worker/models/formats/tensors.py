@@ -18,15 +18,15 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ....kernels.linear.blocks import NIBBLE_BLOCK, BlockForm, Blocks
+from ....kernels.linear.blocks import BlockForm, Blocks
 from ....shared.errors import ModelLoadError
 
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 # Weights in float32 at a time, per loading thread: 4 MiB, and a few times that for intermediate results.
 _PIECE_ELEMENTS = 1 << 20
-# Numbers of columns that may share a scale in a weight of the kernels. Its nibbles are in the larger blocks.
-_BLOCK_SIZES, _NIBBLE_BITS = (NIBBLE_BLOCK, NIBBLE_BLOCK // 2), 4
+# Numbers of columns that may share a scale in a weight of the kernels.
+_BLOCK_SIZES = (32, 16)
 # Largest error of a scale or a minimum in float16.
 _HALF_ERROR = 2**-9
 # A piece begins at a boundary of packed words of up to 32 values.
@@ -238,7 +238,7 @@ def _read_blocks(
         return None
     scales, zeros = grid.of_blocks(size)
     middle = lowest + (1 << (bits - 1))
-    form = BlockForm(bits <= _NIBBLE_BITS and size == NIBBLE_BLOCK, size, has_minimums=not (zeros == middle).all())
+    form = BlockForm.smallest(bits, size, has_minimums=not (zeros == middle).all())
     first = lowest if form.has_minimums else middle - form.zero
     minimums = (first - zeros) * scales if form.has_minimums else None
     if not all(each is None or _fits_half(each) for each in (scales, minimums)):

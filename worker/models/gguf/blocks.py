@@ -182,6 +182,9 @@ def _by_package(name: str) -> Callable[[Tensor], Tensor]:
     return unpack
 
 
+# Bits of the numbers of these types, which begin at 0, or in the middle without minimums.
+_BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q6_K": 6, "Q2_K": 4, "Q3_K": 4}
+_BYTE = 8
 # Types of which the kernels take the numbers as they are.
 _PARTS: dict[str, Callable[[Tensor], Parts]] = {
     "Q4_0": _q4_0,
@@ -197,7 +200,6 @@ _PARTS: dict[str, Callable[[Tensor], Parts]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
 }
-_IN_NIBBLES = ("Q4_0", "Q4_1", "Q4_K")
 
 
 def has_parts(kind: str) -> bool:
@@ -212,7 +214,8 @@ def read_blocks(kind: str, blocks: Tensor, num_outputs: int) -> Blocks | None:
         blocks: all blocks of the weight, output by output.
     """
     parts = _PARTS[kind](blocks)
-    form = BlockForm(kind in _IN_NIBBLES, parts.numbers.shape[1] // parts.scales.shape[1], parts.minimums is not None)
+    size = parts.numbers.shape[1] // parts.scales.shape[1]
+    form = BlockForm.smallest(_BITS.get(kind, _BYTE), size, has_minimums=parts.minimums is not None)
     scales = parts.scales.half().view(num_outputs, -1)
     minimums = None if parts.minimums is None else parts.minimums.half().view(num_outputs, -1)
     if not all(each is None or each.isfinite().all() for each in (scales, minimums)):
