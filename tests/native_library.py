@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from penstock.kernels import native
+from penstock.kernels.native.build import default_cache_folder
 
 
 @contextmanager
@@ -29,3 +31,19 @@ def references() -> Iterator[None]:
     with native_as_before():
         native.unload()
         yield
+
+
+def use_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cache derived files in ``folder`` during the test, but keep the compiled kernels, which take half a minute."""
+    kernels = default_cache_folder()
+    kernels.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    default_cache_folder().parent.mkdir(parents=True, exist_ok=True)
+    default_cache_folder().symlink_to(kernels)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache with the compiled kernels."""
+    use_cache(tmp_path / "cache", monkeypatch)
+    return tmp_path / "cache"

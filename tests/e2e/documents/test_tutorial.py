@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernels.native.build import default_cache_folder
 from penstock.ops.lab.bench.engines.quality import SMOLLM2
 from penstock.shared.deployment.pretrained import PRETRAINED
 
 from ...engines.demo_gguf import write_demo
 from ...gate import Gate
+from ...native_library import use_cache
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -88,17 +88,14 @@ class Shell:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder with nothing but the model, which the first start downloads, and the kernels of this machine."""
-    kernels, real = default_cache_folder(), SMOLLM2.find()
-    cache = tmp_path / ".cache" / "penstock"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
+    real = SMOLLM2.find()
+    use_cache(tmp_path / ".cache", monkeypatch)
     model = PRETRAINED["smollm2"].path
     model.parent.mkdir(parents=True)
     if real is not None:
         model.symlink_to(real)
     else:
         write_demo(model)
-    kernels.mkdir(parents=True, exist_ok=True)
-    (cache / "native").symlink_to(kernels)
     return tmp_path
 
 

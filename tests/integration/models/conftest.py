@@ -17,9 +17,9 @@ from penstock.ops.lab.survey.small_config import small_config
 from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.models.loaded import LoadedModel
 
-from ...native_library import native_as_before, references
+from ...native_library import native_as_before, own_cache, references
 
-__all__ = ["references"]
+__all__ = ["own_cache", "references"]
 
 # Enough for decodes beside each kind of chunk, and for keys in the next block: ``make models`` takes twice as many.
 NUM_NEW_TOKENS = 8

@@ -125,12 +125,6 @@ def test_the_tokenizer_is_read_once_for_all_texts_of_a_load(monkeypatch: pytest.
     assert num_read == 1
 
 
-@pytest.fixture
-def own_cache(compiled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache without packed weights; the compiled library stays loaded."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 class CountedProgress(ProgressWriter):
     """Progress that counts how often the core has reported that it starts."""
 
@@ -142,7 +136,7 @@ class CountedProgress(ProgressWriter):
         super().enter(phase)
 
 
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("compiled", "own_cache")
 @pytest.mark.parametrize("runner", ["generate", "pooling"])
 def test_a_starting_core_reports_each_packed_layer(runner: str) -> None:
     plain, packed = CountedProgress(), CountedProgress()
@@ -152,7 +146,7 @@ def test_a_starting_core_reports_each_packed_layer(runner: str) -> None:
     assert packed.num_starts > plain.num_starts + 4
 
 
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("compiled", "own_cache")
 def test_a_core_that_reloads_weights_reports_each_packed_layer(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(DEMO_MODEL, copy)

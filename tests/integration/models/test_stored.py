@@ -14,7 +14,6 @@ import msgspec
 import pytest
 import torch
 
-from penstock.kernels.native.build import default_cache_folder
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.models.checkpoint.stored_path import packed_path, stored_path
@@ -27,17 +26,6 @@ from penstock.worker.models.loading.stored import StoredModel, load_stored
 from .lean_models import BLOCK_SIZE, NUM_BLOCKS, VARIANTS_WITH_STATES, make_model, steps
 
 pytestmark = pytest.mark.usefixtures("compiled", "own_cache")
-
-
-@pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache for derived files, except the compiled kernels, which take 25 s of a processor."""
-    kernels = default_cache_folder()
-    kernels.mkdir(parents=True, exist_ok=True)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    default_cache_folder().parent.mkdir(parents=True)
-    default_cache_folder().symlink_to(kernels)
-    return tmp_path / "cache"
 
 
 def write_model(folder: Path, variant: str, dtype: torch.dtype = torch.float32) -> EngineConfig:
