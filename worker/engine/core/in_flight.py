@@ -65,10 +65,10 @@ class LookaheadCore(EngineCore):
                 batch = _both(batch, upcoming)
             self._drop(upcoming)
             return ended + self._handle_failure(batch, error)
-        if not is_launched and upcoming.requests:
-            queue.launch(upcoming)
-        elif not is_launched:
+        if not upcoming.requests:
             self._drop(upcoming)
+        elif not is_launched:
+            queue.launch(upcoming)
         return ended + self._update(batch, sampled, watch)
 
     def settle(self) -> list[EngineCoreOutput]:

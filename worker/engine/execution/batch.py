@@ -280,16 +280,17 @@ class InputBatch:
 
     def receive_tokens(self, expected: ExpectedTokens, token_ids: IntArray) -> None:
         """Record the tokens of ``expected``, ``[R]``, except for rows that have another request meanwhile."""
-        kept = self._kept(expected)
-        rows, token_ids = expected.rows[kept], token_ids[kept]
-        self._write_tokens(rows, expected.places[kept], token_ids)
+        is_current = self._is_current(expected)
+        rows, token_ids = expected.rows[is_current], token_ids[is_current]
+        self._write_tokens(rows, expected.places[is_current], token_ids)
         self.sampling.append_tokens(rows, token_ids)
 
     def forget_tokens(self, expected: ExpectedTokens) -> None:
         """Undo ``expect_tokens``. Undo later ones first."""
-        self.num_tokens[expected.rows[self._kept(expected)]] -= 1
+        self.num_tokens[expected.rows[self._is_current(expected)]] -= 1
 
-    def _kept(self, expected: ExpectedTokens) -> NDArray[np.bool_]:
+    def _is_current(self, expected: ExpectedTokens) -> NDArray[np.bool_]:
+        """Return ``[R]``, whether each row still has the request whose token is expected."""
         return self._assignments[expected.rows] == expected.assignments
 
     def _write_tokens(self, rows: IntArray, places: IntArray, token_ids: IntArray) -> None:

@@ -15,7 +15,7 @@ from ....shared.values.cache_folder import cache_folder
 from ....shared.values.distribution import kernels_command
 from ...config.engine_config import EngineConfig
 from ...models.lean.native import NativeForward
-from ...models.lean.staged import StagedForward
+from ...models.lean.staged import computing_layers
 from ...models.loaded import LoadedModel
 from ...models.pooling.compiled_encoder import CompiledEncoder
 from ...processes.host import usable_cores
@@ -45,8 +45,7 @@ def set_num_threads(config: EngineConfig, model: LoadedModel) -> None:
     """
     if config.device != "cpu":
         return
-    forward = model.forward.layers if isinstance(model.forward, StagedForward) else model.forward
-    is_native = isinstance(forward, NativeForward | CompiledEncoder)
+    is_native = isinstance(computing_layers(model.forward), NativeForward | CompiledEncoder)
     num_threads = choose_num_threads(config, model.num_parameters, is_native=is_native)
     native.set_num_threads(num_threads)
     torch.set_num_threads(1 if is_native else num_threads)

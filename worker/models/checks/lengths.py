@@ -18,7 +18,7 @@ from torch import nn
 
 from ..forward import Forward, ForwardSettings
 from ..lean.native import NativeForward
-from ..lean.staged import StagedForward
+from ..lean.staged import computing_layers
 from ..modes.packed import PackedForward
 from .conformance import ReferenceRun, check_conformance
 
@@ -206,6 +206,6 @@ def _with_windows(forward: Forward, windows: list[int | None]) -> Iterator[None]
 def _set_windows(forward: Forward, windows: list[int | None]) -> None:
     for call, window in zip(forward.attention_calls, windows, strict=True):
         call.window = window
-    layers = forward.layers if isinstance(forward, StagedForward) else forward
+    layers = computing_layers(forward)
     if isinstance(layers, NativeForward):
         layers.renew()

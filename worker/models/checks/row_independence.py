@@ -19,7 +19,7 @@ from ..lean.layers.layer import EmbeddingPart, HeadNorm
 from ..lean.layers.norms import CentredNorm
 from ..lean.layers.rotation import AngleTable
 from ..lean.native import NativeForward, products_of
-from ..lean.staged import StagedForward
+from ..lean.staged import StagedForward, computing_layers
 from ..parallel.groups import ConcatOverRanks, SumOverRanks
 from ..placing.packed_linear import OwnPackedLinear
 
@@ -47,7 +47,7 @@ def is_row_independent(forward: Forward, attention_backend: str) -> bool:
     """
     if forward.keeps_state:
         return False
-    if isinstance(forward.layers if isinstance(forward, StagedForward) else forward, NativeForward):
+    if isinstance(computing_layers(forward), NativeForward):
         return True
     lean = forward.lean if isinstance(forward, StagedForward) else forward
     return isinstance(lean, LeanForward) and attention_backend == NATIVE and _is_python_row_independent(lean)

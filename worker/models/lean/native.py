@@ -182,11 +182,9 @@ def is_native(lean: LeanForward) -> bool:
 
     All its linear layers must be packed by us.
     """
-    network, groups = lean.network, lean.groups
+    network = lean.network
     dtype = network.embed_tokens.weight.dtype
-    # A stage computes the head by itself.
-    is_stage = groups is not None and groups.layout.pipeline > 1
-    products = _layer_products_of(network) if is_stage else products_of(network)
+    products = _layer_products_of(network) if _is_stage(lean) else products_of(network)
     return (
         all(can_decode(dtype, layer.head_dim) for layer in _attending_layers_of(network))
         and all(isinstance(linear, OwnPackedLinear) for linear in products)
@@ -199,6 +197,11 @@ def products_of(network: LeanDecoder) -> list[object]:
     of_all = network.layer_embeddings
     products = [network.lm_head, *_layer_products_of(network)]
     return products if of_all is None else [*products, of_all.projection]
+
+
+def _is_stage(lean: LeanForward) -> bool:
+    """Return whether ``lean`` has the layers of a stage, which computes the head by itself."""
+    return lean.groups is not None and lean.groups.layout.pipeline > 1
 
 
 def _layer_products_of(network: LeanDecoder) -> list[object]:
@@ -239,13 +242,12 @@ def weights_of(lean: LeanForward) -> DecoderWeights:
     final_norm, layer_embeddings = _norm_weights(network.norm), network.layer_embeddings
     assert final_norm is not None
     groups = lean.groups
-    is_stage = groups is not None and groups.layout.pipeline > 1
     is_first, is_last = groups is None or groups.is_first_stage, groups is None or groups.is_last_stage
     return DecoderWeights(
         embeddings=network.embed_tokens.weight,
         layers=tuple(_all_layer_weights(lean)),
         final_norm=final_norm if is_last else None,
-        lm_head=None if is_stage else _packed_weight(network.lm_head),
+        lm_head=None if _is_stage(lean) else _packed_weight(network.lm_head),
         num_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
         head_dim=first.head_dim,

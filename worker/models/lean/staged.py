@@ -118,6 +118,11 @@ class StagedForward(LeanWrapper):
         return self.layers.run(replace(step, **changes)).to(self.network.embed_tokens.weight.dtype)
 
 
+def computing_layers(forward: Forward) -> Forward:
+    """Return what computes the layers of ``forward``: that of a stage, or ``forward`` itself."""
+    return forward.layers if isinstance(forward, StagedForward) else forward
+
+
 def lean_forward(module: PreTrainedModel, settings: ForwardSettings) -> LeanForward | StagedForward:
     """Compute ``module``, or the stage of it that a rank has, by the lean path.
 

@@ -26,7 +26,7 @@ from ..checks.row_independence import is_row_independent
 from ..forward import Forward, ForwardSettings
 from ..images.vision_model import image_refusal_of_forward
 from ..lean.native import NativeForward
-from ..lean.staged import StagedForward
+from ..lean.staged import computing_layers
 from ..loaded import LoadedModel
 from ..parallel.groups import RankGroups
 from ..placing.device import device_of
@@ -74,7 +74,7 @@ def check_backend(actual: str, requested: str, architecture: str) -> str:
 
 def _attention_backend_of(forward: Forward, requested: str, *, is_batch_invariant: bool) -> str:
     """Return the name of the backend: one of ``kernels.dispatch.BACKENDS``, several with " + ", or ``OWN_CODE``."""
-    if isinstance(forward.layers if isinstance(forward, StagedForward) else forward, NativeForward):
+    if isinstance(computing_layers(forward), NativeForward):
         return "native"
     if not forward.attention_calls:
         return OWN_CODE

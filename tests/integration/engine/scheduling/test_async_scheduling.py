@@ -75,14 +75,14 @@ def test_tokens_are_those_of_the_plain_step(options: dict[str, Any]) -> None:
     late = Late()
     expected = run(plain, requests())
     for core in (ahead, fed_core(late, **options)):
-        found = run(core, requests())
+        outputs = run(core, requests())
         assert core.scheduler.stats().num_preemptions > 0
-        assert_equal(found, expected)
+        assert_equal(outputs, expected)
     assert late.most_unread == 2, "no step was launched before the tokens of the one before were read"
 
 
 def test_requests_that_need_earlier_tokens_wait_for_them() -> None:
-    """Alone in their batches. Others are launched before the tokens of the step before are read."""
+    """Steps of other requests are launched before the tokens of the step before are read."""
     late = Late()
     plain, fed = build_engine(config(), DEMO_MODEL).core, fed_core(late)
     feeding: list[int] = []
@@ -105,7 +105,7 @@ def test_requests_that_need_earlier_tokens_wait_for_them() -> None:
 
 
 def test_tokens_that_cannot_be_read_end_their_requests() -> None:
-    """Those of the step that was launched meanwhile, too. The engine goes on."""
+    """Requests of the step that was launched meanwhile end as well, and the engine continues."""
     core = fed_core(Late(failing=6))
     for message in too_many():
         core.add_request(message)
