@@ -76,14 +76,23 @@ def parse_when(field: str, text: str, now: float) -> float:
         ValidationError: ``text`` is neither; the message names ``field``.
     """
     text = text.strip().replace("T", " ")
-    if match := _AGE.fullmatch(text):
-        return now - int(match[1]) * _AGE_UNITS_S[match[2]]
+    if _AGE.fullmatch(text):
+        return now - parse_age(text)
     for form in ("%Y-%m-%d %H:%M", "%Y-%m-%d"):
         with contextlib.suppress(ValueError):
             return datetime.strptime(text, form).replace(tzinfo=UTC).timestamp()
     raise ValidationError(
         f"{field} must be an age or a time of UTC, such as 15m or 2026-11-29 14:05, got {shown(text)}"
     )
+
+
+def parse_span(fields: Mapping[str, str], now: float) -> dict[str, float]:
+    """Return the Unix times of "since" and "until", those that ``fields`` has.
+
+    Raises:
+        ValidationError: as ``parse_when``.
+    """
+    return {name: parse_when(name, fields[name], now) for name in ("since", "until") if fields.get(name)}
 
 
 def event_words(kind: EventKind) -> str:

@@ -41,10 +41,10 @@ def filters_after(filters: Sequence[SavedFilter], page: str, form: Mapping[str, 
     name = form.get("name", "").strip()
     if not 1 <= len(name) <= MAX_NAME_CHARS:
         raise ValidationError(f"name must have 1 to {MAX_NAME_CHARS} characters, got {len(name)}")
-    kept = [one for one in filters if (one.page, one.name) != (page, name)]
+    filters = [one for one in filters if (one.page, one.name) != (page, name)]
     if not form.get("remove"):
-        kept.append(SavedFilter(page, name, query))
-    cookie = quote(msgspec.json.encode(kept))
+        filters.append(SavedFilter(page, name, query))
+    cookie = quote(msgspec.json.encode(filters))
     if len(cookie) > MAX_COOKIE_CHARS:
         raise ValidationError("this browser can store no more filters; remove one")
     return cookie

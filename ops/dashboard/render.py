@@ -116,8 +116,8 @@ class Renderer:
 
     def problem(self, title: str, message: str, access: Access | None, root: str) -> str:
         """Return the page about an error, with the menu if the user is known."""
-        known = {} if access is None else {"menu": self._menu_of(access), "user": access.user}
-        return self.plain("trouble_page", root, title=title, message=message, **known)
+        of_user = {} if access is None else {"menu": self._menu_of(access), "user": access.user}
+        return self.plain("trouble_page", root, title=title, message=message, **of_user)
 
     def _menu_of(self, access: Access) -> list[Page]:
         return [item for item in self._menu if access.role.covers(item.role)]

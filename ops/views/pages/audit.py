@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ....shared.deployment.audit import MAX_READ, AuditEntry
-from ...words import parse_when
+from ...words import parse_span
 from ..access import Access
 from ..page import Page, PageSection, Params, View
 from ..sentences import audit_sentence
@@ -20,9 +20,8 @@ NAMES = ("user", "text", "since", "until")
 
 
 async def _read_audit(snapshot: PageSnapshot, params: Params, _: Access) -> View:
-    since, until = (
-        parse_when(name, params[name], snapshot.at) if params.get(name) else None for name in ("since", "until")
-    )
+    span = parse_span(params, snapshot.at)
+    since, until = span.get("since", 0.0), span.get("until")
     before = params.get("before", "")
     before = before if _is_entry_id(before) else "" if until is None else f"{int(1000 * until) + 1}-0"
     is_filtered = any(params.get(name) for name in NAMES)
@@ -33,9 +32,9 @@ async def _read_audit(snapshot: PageSnapshot, params: Params, _: Access) -> View
 
     key = ("audit", before, *(params.get(name, "") for name in NAMES))
     entries = await (snapshot.source.cached(key, FILTERED_CACHED_S, read_entries) if is_filtered else read_entries())
-    rows = [row for row in map(_audit_row, entries) if row["at"] >= (since or 0.0) and _matches(row, params)]
+    rows = [row for row in map(_audit_row, entries) if row["at"] >= since and _matches(row, params)]
     last = rows[PAGE_ROWS - 1] if len(rows) >= PAGE_ROWS else _audit_row(entries[-1]) if len(entries) >= limit else None
-    has_more = last is not None and last["at"] >= (since or 0.0)
+    has_more = last is not None and last["at"] >= since
     return {"rows": rows[:PAGE_ROWS], "next": last["entry_id"] if last is not None and has_more else None}
 
 

@@ -15,7 +15,7 @@ from ....shared.broker.request_history import MAX_LISTED
 from ....shared.errors import ValidationError
 from ....shared.queue.lifecycle import LIVE_STATES, RequestState, RequestSummary
 from ....shared.queue.stats import RequestStatus
-from ...words import parse_when
+from ...words import parse_span
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
 from ..source import PageSnapshot, together
@@ -160,7 +160,7 @@ def filter_of(params: Mapping[str, str]) -> RequestFilter:
         band=params.get("band", ""),
         engine_id=params.get("engine", ""),
         id_prefix=params.get("prefix", ""),
-        **{name: parse_when(name, params[name], time.time()) for name in ("since", "until") if params.get(name)},
+        **parse_span(params, time.time()),
     )
 
 
