@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -60,9 +60,13 @@ def device_lock(device: str, owner: str, *, is_exclusive: bool, folder: Path | N
                     "give another device with --gpus"
                 ) from None
             log.warning("device_shared_by_workers", device=device, other=other)
-        else:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, owner.encode(), 0)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, owner.encode(), 0)
+        if not is_exclusive:
+            # All that share the device hold the lock, so that the next one is warned whichever of them has ended. A
+            # worker that has just begun may still hold it alone.
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

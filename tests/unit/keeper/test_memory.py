@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -83,10 +84,10 @@ def test_a_gpu_belongs_to_one_worker_of_several_models(tmp_path: Path) -> None:
 
 
 def test_a_second_worker_on_the_cpu_is_a_warning(tmp_path: Path) -> None:
-    with (
-        structlog.testing.capture_logs() as logs,
-        device_lock("cpu", "worker one", is_exclusive=False, folder=tmp_path),
-        device_lock("cpu", "worker two", is_exclusive=False, folder=tmp_path),
-    ):
-        pass
-    assert [(line["event"], line["other"]) for line in logs] == [("device_shared_by_workers", "worker one")]
+    """A third one, too, though the first has ended."""
+    with structlog.testing.capture_logs() as logs, ExitStack() as later:
+        with device_lock("cpu", "worker one", is_exclusive=False, folder=tmp_path):
+            later.enter_context(device_lock("cpu", "worker two", is_exclusive=False, folder=tmp_path))
+        later.enter_context(device_lock("cpu", "worker three", is_exclusive=False, folder=tmp_path))
+    warnings = [(line["event"], line["other"]) for line in logs]
+    assert warnings == [("device_shared_by_workers", "worker one"), ("device_shared_by_workers", "worker two")]
