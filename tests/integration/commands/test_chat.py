@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 
 import msgspec
+import psutil
 import pytest
 
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record
@@ -52,6 +53,15 @@ class Terminal:
         await self.read_until(">>> ")
         os.write(self._fd, line.encode() + b"\n")
         await self.read_until(line)
+
+    async def await_typing(self) -> None:
+        """Return when the chat waits at the prompt, which it has shown before.
+
+        ``input()`` with readline notices a signal only while it waits, or after the next key.
+        """
+        async with asyncio.timeout(TIMEOUT_S):
+            while psutil.Process(self._process.pid).status() != psutil.STATUS_SLEEPING:
+                await asyncio.sleep(0.01)
 
     def interrupt(self) -> None:
         """Send what Ctrl-C sends."""
@@ -136,6 +146,7 @@ async def test_interrupt_stops_the_answer_and_not_the_chat(terminal: Terminal, b
     await answer(broker, claim, "whole")
     await terminal.read_until("whole")
     await terminal.read_until(">>> ")
+    await terminal.await_typing()
     terminal.interrupt()
     await terminal.read_until("/quit leaves")
     assert await terminal.end() == 0
