@@ -38,6 +38,9 @@ class DeviceReporter:
     Args:
         homes: homes of each model, by name, which the keeper uses, too.
         cards: card of each model according to its files; replaced by those that engines write.
+
+    Attributes:
+        entered: done when clients know each model, or Redis has refused it once; it is tried again.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class DeviceReporter:
         self._homes = homes
         self._cards = dict(cards)
         self._changed: dict[str, asyncio.Event] = {name: asyncio.Event() for name in keeper.models}
+        self._entering = set(keeper.models)
+        self.entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def notify(self) -> None:
         """Renew all homes now, because the level of a model may have changed."""
@@ -91,6 +96,9 @@ class DeviceReporter:
                 num_rounds += 1
             except (PenstockError, RedisError) as error:
                 log.debug("home_not_renewed", model=model.name, error=str(error))
+            self._entering.discard(model.name)
+            if not self._entering and not self.entered.done():
+                self.entered.set_result(None)
             level, is_broken = model.level, bool(model.broken_reason)
             with suppress(TimeoutError):
                 async with asyncio.timeout(INTERVAL_S):

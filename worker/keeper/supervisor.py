@@ -56,9 +56,10 @@ class ModelsSupervisor(Supervisor):
             *(asyncio.create_task(keeper.keep()) for keeper in self._keepers),
             *(asyncio.create_task(reporter.publish()) for reporter in self._reporters),
         ]
-        for keeper in self._keepers:
-            keeper.started.add_done_callback(lambda _: self._changed.set())
-        await self._until(lambda: self._is_over() or all(keeper.started.done() for keeper in self._keepers))
+        steps = [*(keeper.started for keeper in self._keepers), *(reporter.entered for reporter in self._reporters)]
+        for step in steps:
+            step.add_done_callback(lambda _: self._changed.set())
+        await self._until(lambda: self._is_over() or all(step.done() for step in steps))
         if self._is_over():
             return
         if not any(keeper.started.result() for keeper in self._keepers):
