@@ -8,7 +8,7 @@ VENV ?= .venv
 PEERS ?= .bench-peers
 VERSIONS ?= .versions
 # Processes that share the tests, of which some wait at any time; each collects them, which takes two seconds.
-LANES ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) < 5 ? $$(getconf _NPROCESSORS_ONLN) + 4 : 8 )))
+LANES ?= 8
 BIN := $(VENV)/bin
 # Folders of sources.
 PARTS := kernels ops producer shared worker
