@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from penstock.shared.tracing.provider import CLOSING_THREAD
 
-TIMEOUT_S = 60.0
+from .processes import DEADLINE_S
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class OtlpReceiver:
     def wait(self, is_there: Callable[[], object]) -> None:
         """Return once a condition holds for the received spans. Raises ``TimeoutError`` if it never does."""
         with self._came:
-            if not self._came.wait_for(is_there, TIMEOUT_S):
+            if not self._came.wait_for(is_there, DEADLINE_S):
                 raise TimeoutError(f"there are but {[span.name for span in self.spans]}")
 
     def trace(self, trace_id: str) -> list[ReceivedSpan]:

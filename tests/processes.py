@@ -10,6 +10,9 @@ from collections.abc import Iterable
 
 import psutil
 
+# How long a test waits for a thing that must happen; so long that only a test that hangs reaches it.
+DEADLINE_S = 500.0
+
 
 def is_alive(pid: int) -> bool:
     """Whether there is such a process; one that only waits to be reaped is none any more."""

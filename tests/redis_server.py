@@ -15,8 +15,9 @@ import redis
 from penstock.shared.redis_access.embedded import find_redis_server
 from penstock.shared.redis_access.rights import RedisVersion
 
+from .processes import DEADLINE_S
+
 # Deadline for steps that take no time on a quiet machine.
-DEADLINE_S = 120.0
 
 
 def acl_version() -> RedisVersion:

@@ -12,6 +12,7 @@ from penstock.shared.keys import Keys
 from penstock.shared.messages.supervision import EngineState
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 
 PROMPT = "count from four to nine:"
 NUM_TOKENS = 200
@@ -37,14 +38,14 @@ class Following:
         return self.deltas[-1].next_index if self.deltas else 0
 
     async def under_way(self) -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             while self.num_tokens < 5:
                 await asyncio.sleep(0.005)
 
     async def check(self, token_ids: list[int]) -> None:
         """Every token has come once, in order, and they are these; all may go on."""
         self._gate.open()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             await self.task
         assert [delta.index + i for delta in self.deltas for i in range(len(delta.token_ids))] == list(
             range(len(token_ids))

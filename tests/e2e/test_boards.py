@@ -21,12 +21,13 @@ from penstock.ops.local.server import LocalGateway
 from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 
+from ..processes import DEADLINE_S
+
 pytestmark = [pytest.mark.xdist_group("deployment"), pytest.mark.slow]
 
 DEPLOY = Path(__file__).parents[2] / "ops" / "deploy"
 BOARD, RULES = DEPLOY / "grafana" / "penstock.json", DEPLOY / "prometheus" / "penstock.yml"
 PROMETHEUS = shutil.which("prometheus")
-DEADLINE_S = 120.0
 needs_prometheus = pytest.mark.skipif(
     PROMETHEUS is None, reason="needs prometheus (Debian: apt-get install prometheus)"
 )
@@ -125,10 +126,10 @@ async def test_every_query_of_a_board_has_values(
     queries: list[str], prometheus_url: str, client: Client, gateway: LocalGateway
 ) -> None:
     unanswered = {query for query in queries if query not in MAY_BE_EMPTY}
-    async with httpx.AsyncClient(base_url=prometheus_url, timeout=60) as http, asyncio.timeout(DEADLINE_S):
+    async with httpx.AsyncClient(base_url=prometheus_url, timeout=DEADLINE_S) as http, asyncio.timeout(DEADLINE_S):
         while unanswered:
             await client.generate("four plus two is", SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
-            async with httpx.AsyncClient(base_url=gateway.base_url, timeout=120) as user:
+            async with httpx.AsyncClient(base_url=gateway.base_url, timeout=DEADLINE_S) as user:
                 await user.get("/v1/models")
             try:
                 results = {query: await _values(http, query) for query in sorted(unanswered)}
@@ -141,7 +142,7 @@ async def test_every_query_of_a_board_has_values(
 
 @needs_prometheus
 async def test_every_alert_can_be_evaluated_and_none_of_engines_fires(prometheus_url: str, client: Client) -> None:
-    async with httpx.AsyncClient(base_url=prometheus_url, timeout=60) as http, asyncio.timeout(DEADLINE_S):
+    async with httpx.AsyncClient(base_url=prometheus_url, timeout=DEADLINE_S) as http, asyncio.timeout(DEADLINE_S):
         rules: list[dict[str, Any]] = []
         while not rules or any(rule["health"] == "unknown" for rule in rules):
             try:

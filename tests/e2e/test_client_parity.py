@@ -29,6 +29,7 @@ from penstock.worker.text.tokenizer import TextCodec
 
 from ..adapter_folder import write_adapter
 from ..gate import Gate
+from ..processes import DEADLINE_S
 from .following import LONG, PROMPT, Following
 
 pytestmark = pytest.mark.xdist_group("deployment")
@@ -48,7 +49,7 @@ async def ends_in(log_path: Path, request_id: str) -> list[dict[str, Any]]:
     """Return the log lines about the end of a request, once there is one: the worker writes it together with the
     answer.
     """
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         while not (ends := [one for one in lines_of(log_path, request_id) if one["event"] == "request_finished"]):
             await asyncio.sleep(0.02)
     return ends
@@ -120,7 +121,7 @@ async def test_a_pause_that_aborts_and_clears(client: Client, gate: Gate, expect
     await following.under_way()
     try:
         assert list((await client.pause_generation(mode="abort", clear_cache=True)).values()) == [True]
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             await following.task
         assert [delta.finish_reason for delta in following.deltas if delta.finished] == ["abort"]
         token_ids = [token_id for delta in following.deltas for token_id in delta.token_ids]
@@ -178,7 +179,7 @@ async def test_metrics_are_those_of_queue_and_engines(client: Client) -> None:
     async def counted() -> dict[str, Any]:
         return {metric.name: metric for metric in await client.get_metrics()}
 
-    async with asyncio.timeout(60):  # heartbeats come every second
+    async with asyncio.timeout(DEADLINE_S):  # heartbeats come every second
         while (
             not (metrics := await counted())
             .get("penstock:generation_tokens_total", Gauge(name="", labels={}, value=0))

@@ -14,6 +14,7 @@ from penstock.ops.local.worker import LocalWorker
 from penstock.producer import Client, SamplingParams
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 from .following import beats, short
 
 PROMPT = "count from four to nine:"
@@ -62,7 +63,7 @@ async def test_a_cancellation_ends_only_the_request_of_its_database(clients: lis
     gate.hold_at(NUM_TOKENS // 3)
     handles = [await client.submit(PROMPT, PARAMS, request_id="cancelled") for client in clients]
     for handle in handles:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             async for delta in handle.stream():
                 if delta.next_index >= 5:
                     break

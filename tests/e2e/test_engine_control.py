@@ -25,6 +25,7 @@ from penstock.shared.keys import Keys
 from penstock.shared.messages.supervision import EngineState
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 from .following import LONG, NUM_TOKENS, PROMPT, Following, beats, short, states
 
 pytestmark = pytest.mark.xdist_group("deployment")
@@ -95,7 +96,7 @@ async def test_abort_ends_running_requests_with_their_output(awake: Client, gate
     following = Following(awake, gate)
     await following.under_way()
     await awake.sleep(mode="abort")
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         await following.task
     assert [delta.finish_reason for delta in following.deltas if delta.finished] == ["abort"]
     token_ids = [token_id for delta in following.deltas for token_id in delta.token_ids]
@@ -147,7 +148,7 @@ async def test_handling_of_repeated_late_and_undecodable_calls(deployment: Local
     async def reply(call_id: str, *payloads: bytes) -> ControlReply:
         for payload in payloads:
             await commands.execute("PUBLISH", calls.keys.engine_commands(engine_id), payload)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while not (replies := await calls.read_replies(call_id, [engine_id])):
                 await asyncio.sleep(0.01)
         return msgspec.msgpack.decode(replies[0], type=ControlReply)
@@ -200,7 +201,7 @@ def test_the_blocking_facade(deployment: LocalStack) -> None:
 
 def penstock(deployment: LocalStack, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock.ops.cli", "engine", *arguments, "--redis-url", deployment.url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
 def test_the_commands(deployment: LocalStack) -> None:

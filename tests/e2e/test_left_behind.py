@@ -11,9 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..processes import is_gone
-
-DEADLINE_S = 150.0
+from ..processes import DEADLINE_S, is_gone
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

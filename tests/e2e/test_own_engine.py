@@ -21,7 +21,7 @@ from penstock.producer import LLM, SamplingParams
 from penstock.shared.errors import ConfigurationError, EngineDeadError, UnknownArgumentError, ValidationError
 
 from ..gate import Gate
-from ..processes import is_gone
+from ..processes import DEADLINE_S, is_gone
 from .following import LONG, PROMPT
 
 pytestmark = pytest.mark.xdist_group("own-engine")
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.xdist_group("own-engine")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
 OPTIONS: dict[str, Any] = {"device": "cpu", "threads": 1, "max_num_seqs": 8, "served_model_name": "demo"}
 EMBEDDER = Path(MODEL).with_name("embedder")
-DEADLINE_S = 150.0
 # A cell of a notebook runs inside an event loop, and must see no warning of it.
 NOTEBOOK = """
 import asyncio, sys, warnings

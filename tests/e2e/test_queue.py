@@ -15,6 +15,7 @@ from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -53,7 +54,7 @@ async def test_a_paused_generation_resumes_after_its_last_token(client: Client, 
             deltas.append(delta)  # noqa: PERF401  # the test looks at them meanwhile
 
     following = asyncio.create_task(follow())
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         while not deltas:
             await asyncio.sleep(0.01)
     await client.pause_generation()

@@ -29,6 +29,7 @@ from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys, channel_in
 from penstock.shared.redis_access.rights import RedisVersion, Role, rights
 
+from ..processes import DEADLINE_S
 from ..redis_server import RedisServer, acl_version
 
 # One server for all.
@@ -130,6 +131,7 @@ REACH = {
     KEYS.models(): (HASH, READS, ALL, READS, READS),
     KEYS.awaited_models(): (HASH, ALL, ALL, ALL, ALL),
     KEYS.budgets(): (HASH, NOTHING, READS, NOTHING, READS),
+    KEYS.budgets_ended(): (STRING, NOTHING, ALL, NOTHING, NOTHING),
     KEYS.budgets_synced(): (STRING, NOTHING, ALL, NOTHING, NOTHING),
     KEYS.forgotten_models(): (SET, NOTHING, READS, READS, READS),
     KEYS.layouts(): (HASH, READS, READS, READS, READS),
@@ -199,11 +201,11 @@ def test_which_channels_a_role_may_use(users: Users, role: Role, database: int) 
             subscription = client.pubsub()
             if role in allowed:
                 subscription.subscribe(name)
-                assert subscription.get_message(timeout=60)
+                assert subscription.get_message(timeout=DEADLINE_S)
             else:
                 subscription.subscribe(name)
                 with pytest.raises(NoPermissionError):
-                    subscription.get_message(timeout=60)
+                    subscription.get_message(timeout=DEADLINE_S)
             subscription.close()
 
 
@@ -291,4 +293,4 @@ async def test_an_app_with_a_user_of_an_older_acl_file_still_works(users: Users)
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock.ops.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)

@@ -17,6 +17,8 @@ from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
 from penstock.shared.messages.requests import EngineCoreRequest
 
+from ..processes import DEADLINE_S
+
 pytestmark = pytest.mark.xdist_group("deployment")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
@@ -189,7 +191,7 @@ async def test_200_streams_with_random_cancellations(deployment: LocalStack, com
     assert min(counts.values()) > 20
 
     keys = Keys().model("demo")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while (await heartbeat(commands)).kv_cache_usage > 0 or (await heartbeat(commands)).num_running_reqs:
             await asyncio.sleep(0.1)
         while await lasting_keys(commands):

@@ -16,6 +16,7 @@ from penstock.shared.keys import Keys
 from penstock.shared.stats import EngineStats
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -30,7 +31,7 @@ async def engine_stats(client: Client) -> EngineStats:
 
 async def told(client: Client, is_enough: Callable[[EngineStats], bool]) -> EngineStats:
     """Return the engine's figures once a heartbeat has them. Requests before a test may be counted during it, too."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         while not is_enough(stats := await engine_stats(client)):
             await asyncio.sleep(0.05)
     return stats
@@ -115,7 +116,7 @@ async def test_the_engine_writes_the_history_and_its_supervisor_marks_it_alive(
     before = sum(point.tokens_out for point in await client.queue_history(hours=24))
     await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), request_id="counted")
     points = await client.queue_history(hours=24)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while sum(point.tokens_out for point in points) < before + 20:
             await asyncio.sleep(0.1)
             points = await client.queue_history(hours=24)

@@ -19,6 +19,8 @@ from penstock.shared.messages.requests import InputChunk
 from penstock.shared.params.sampling import derived_seed
 from penstock.worker.text.tokenizer import TextCodec
 
+from ..processes import DEADLINE_S
+
 pytestmark = pytest.mark.xdist_group("deployment")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -259,6 +261,6 @@ async def test_a_conversation_ends_when_its_client_is_killed_between_chunks(depl
     assert await process.stdout.readline() == b"waiting\n"
     process.kill()
     await process.wait()
-    async with Client.connect(deployment.url) as client, asyncio.timeout(120):
+    async with Client.connect(deployment.url) as client, asyncio.timeout(DEADLINE_S):
         while (await client.status("orphan")).state != "cancelled":
             await asyncio.sleep(0.05)

@@ -23,7 +23,7 @@ from penstock.shared.broker.request_history import RequestFilter
 
 from ..gate import Gate
 from ..otlp_receiver import OtlpReceiver, ReceivedSpan, picture
-from ..processes import is_alive
+from ..processes import DEADLINE_S, is_alive
 from .following import beats
 
 NUM_TOKENS, NUM_BEFORE = 60, 20
@@ -236,7 +236,7 @@ async def read_stream(gateway: LocalGateway, headers: dict[str, str]) -> tuple[i
     answer: dict[str, Any] = {"text": ""}
     num_chunks = 0
     async with (
-        httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http,
+        httpx.AsyncClient(base_url=gateway.base_url, timeout=DEADLINE_S) as http,
         http.stream("POST", "/chat/completions", json=BODY, headers=headers) as response,
     ):
         assert response.status_code == 200, await response.aread()
@@ -251,7 +251,7 @@ async def read_stream(gateway: LocalGateway, headers: dict[str, str]) -> tuple[i
 
 async def holder(stack: LocalStack, num_tokens: int) -> Any:
     """Return the engine whose request has this many tokens, as soon as its heartbeat names a living process."""
-    async with Client.connect(stack.url) as client, asyncio.timeout(60):
+    async with Client.connect(stack.url) as client, asyncio.timeout(DEADLINE_S):
         while True:
             running = [one for one in await client.requests(RUNNING) if one.num_output_tokens >= num_tokens]
             beat = (await beats(stack.url)).get(running[0].engine_id) if running else None

@@ -17,6 +17,7 @@ from penstock.shared import errors
 from penstock.shared.messages.supervision import EngineState
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 from .following import LONG, PROMPT, Following, beats, short, states
 
 pytestmark = pytest.mark.xdist_group("two-engines")
@@ -66,7 +67,7 @@ async def test_the_other_engine_resumes_requests_of_a_sleeping_one(
         first, second = sorted(await client.is_sleeping())
         await client.sleep(engine_id=first)
         assert await client.is_sleeping() == {first: True, second: False}
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             while (await client.queue_stats()).num_returned:
                 await asyncio.sleep(0.01)
         await client.sleep(engine_id=second)
@@ -104,7 +105,7 @@ async def test_an_engine_that_dies_asleep_sleeps_on_beside_another(two_engines: 
         engine_id, other_id = sorted(await client.is_sleeping())
         await client.sleep(2)
         os.kill((await beats(two_engines.url))[engine_id].core_pid, signal.SIGKILL)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             words = {engine_id: "sleeping 2, unloaded", other_id: "sleeping 2"}
             while {key: beat.state_words for key, beat in (await beats(two_engines.url)).items()} != words:
                 await asyncio.sleep(0.05)

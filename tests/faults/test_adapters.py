@@ -20,6 +20,7 @@ from penstock.shared.params.lora import adapter_digest
 
 from ..gate import Gate
 from ..integration.engine.adapters.peft_folders import R4, R8, load_base, write_adapter
+from ..processes import DEADLINE_S
 from .conftest import Start
 from .watching import LONG, PARAMS, PROMPT, Watched, all_under_way, beating, busiest, engines, finish
 
@@ -40,7 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 async def until_loaded(stack: LocalStack, digests: set[str]) -> None:
     """Until the heartbeats of all engines say that they have these, and no others."""
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         while {frozenset(beat.lora_digests) for beat in await engines(stack.url)} != {frozenset(digests)}:
             await asyncio.sleep(0.05)
 
@@ -60,7 +61,7 @@ async def test_two_adapters_and_the_base_through_the_gateway(
         assert len(set(texts.values())) == 3
         gateway = await asyncio.to_thread(LocalGateway(stack.url, [], tmp_path / "gateway.log").__enter__)
         try:
-            async with httpx.AsyncClient(base_url=gateway.root_url, timeout=60) as http:
+            async with httpx.AsyncClient(base_url=gateway.root_url, timeout=DEADLINE_S) as http:
                 listed = (await http.get("/v1/models")).json()["data"]
                 assert {model["id"]: model["parent"] for model in listed} == {
                     "demo": None,
@@ -107,7 +108,7 @@ async def test_a_pinned_adapter_is_loaded_by_engines_that_start(start: Start, fo
         (before,) = await beating(stack.url, 1)
         os.kill(before.core_pid, signal.SIGKILL)
         digest = await asyncio.to_thread(adapter_digest, folders["cats"])
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             while [(beat.num_restarts, beat.lora_digests) for beat in await engines(stack.url)] != [(1, [digest])]:
                 await asyncio.sleep(0.05)
 

@@ -18,6 +18,7 @@ from penstock.ops.demo.task import number_words
 from penstock.ops.local.stack import LocalStack
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 from .conftest import Start
 from .watching import beating, until
 
@@ -96,7 +97,7 @@ def command(tmp_path: Path) -> Iterator[Callable[[LocalStack, str], Command]]:
 
 async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Return exit status and standard error."""
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(DEADLINE_S):
         _, printed = await asyncio.to_thread(process.communicate)
     return process.returncode, printed
 

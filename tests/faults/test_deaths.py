@@ -19,6 +19,7 @@ from penstock.shared.keys import Keys
 from penstock.shared.queue.lifecycle import EventKind
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 from .conftest import Start
 from .watching import LONG, PARAMS, PROMPT, Watched, beating, busiest, finish, start_streams, undisturbed, until
 
@@ -66,7 +67,7 @@ async def test_each_answer_of_a_request_resumes_at_the_restarted_engine(start: S
         await until(lambda: min(map(merged.num_tokens_of, range(3))) >= 20, what="the answers do not start")
         await kill_busy(stack, "core")
         gate.open()
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             await merged.task
         (beat,) = await beating(stack.url, 1)
     assert beat.num_restarts == 1
@@ -163,7 +164,7 @@ async def test_a_killed_clients_requests_end_and_a_detached_one_does_not(start: 
     await process.wait()
     commands = CommandConnection(stack.url)
     broker = Broker(commands, Keys().model("demo"))
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         while await broker.state("interactive") != "cancelled":  # no one may listen to it, or it would continue
             await asyncio.sleep(0.05)
     await commands.close()

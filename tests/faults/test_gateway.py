@@ -13,6 +13,7 @@ from penstock.ops.local.server import LocalGateway
 from penstock.producer import Client
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 from .conftest import Start
 
 NUM_TOKENS = 80
@@ -56,7 +57,7 @@ class Reader:
     async def _read_from(self, gateway: LocalGateway) -> bool:
         headers = {"Last-Event-ID": self.ids[-1]} if self.ids else {}
         async with (
-            httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http,
+            httpx.AsyncClient(base_url=gateway.base_url, timeout=DEADLINE_S) as http,
             http.stream("POST", "/chat/completions", json=self._body, headers=headers) as answer,
         ):
             assert answer.status_code == 200, await answer.aread()
@@ -96,18 +97,18 @@ async def test_streams_resume_when_their_gateways_are_killed_and_restarted(
             gate.hold_at(NUM_TOKENS - 1)
             readers = [Reader(body, gateways[i % 2 :] + gateways[: i % 2]) for i, body in enumerate(BODIES)]
             tasks = [asyncio.create_task(reader.read()) for reader in readers]
-            async with asyncio.timeout(150):
+            async with asyncio.timeout(DEADLINE_S):
                 while not all(reader.ids for reader in readers):
                     await asyncio.sleep(0.01)
             # Half of the streams move to the second gateway, and then all are cut at once.
             await asyncio.to_thread(gateways[0].kill)
-            async with asyncio.timeout(150):
+            async with asyncio.timeout(DEADLINE_S):
                 while sum(reader.num_resumed for reader in readers) < 3:
                     await asyncio.sleep(0.01)
             await asyncio.to_thread(gateways[1].kill)
             gate.open()
             await asyncio.gather(*(asyncio.to_thread(gateway.start) for gateway in gateways))
-            async with asyncio.timeout(100):
+            async with asyncio.timeout(DEADLINE_S):
                 await asyncio.gather(*tasks)
         finally:
             for gateway in gateways:
@@ -123,7 +124,7 @@ async def test_streams_resume_when_their_gateways_are_killed_and_restarted(
 
 async def undisturbed(gateway: LocalGateway, body: dict[str, Any]) -> list[str]:
     """Return the answers to ``body`` without a disturbance."""
-    async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=gateway.base_url, timeout=DEADLINE_S) as http:
         whole = {name: value for name, value in body.items() if not name.startswith("stream")}
         answer = (await http.post("/chat/completions", json=whole)).json()
     return [choice["message"]["content"] for choice in answer["choices"]]

@@ -19,6 +19,7 @@ from penstock.shared.keys import Keys
 from penstock.worker.models.images.processor import ImageProcessor
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 from .conftest import Start
 from .watching import Watched, busiest, finish, until
 
@@ -76,6 +77,6 @@ async def test_a_generation_over_images_resumes_at_another_engine(
         assert usage is not None
         # The template's words are one token a character.
         assert usage.num_prompt_tokens == num_image_tokens + len("user: What is this? assistant: ")
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             while await images_left(stack.url):
                 await asyncio.sleep(0.05)

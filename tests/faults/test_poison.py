@@ -16,6 +16,7 @@ from penstock.shared.errors import PoisonRequestError, RequestFailedError
 from penstock.shared.keys import Keys
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 from .conftest import Start
 from .faulty_model import ABORT, HANG, KILL, RAISE
 from .watching import PROMPT, Watched, all_under_way, beating
@@ -34,7 +35,7 @@ async def parked(stack: LocalStack) -> list[DeadRequest]:
 
 async def until_claimed(client: Client, request_id: str) -> None:
     """Wait until an engine has taken a request: it may have been the end of one since, and wait for another."""
-    async with asyncio.timeout(400):
+    async with asyncio.timeout(DEADLINE_S):
         while not (await client.status(request_id)).num_attempts:
             await asyncio.sleep(0.005)
 
@@ -64,7 +65,7 @@ async def await_parking(
     poison = await client.submit(f"{PROMPT} {sign}", PARAMS)
     await until_claimed(client, poison.request_id)
     gate.open()  # a suspect runs alone until it has ended
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(PoisonRequestError, match="parked"):
             await poison.result()
         await asyncio.gather(*(one.task for one in innocents))
@@ -82,7 +83,7 @@ async def test_max_deliveries_and_the_dead_command(start_faulty: Start, capsys: 
         return capsys.readouterr().out
 
     async with Client.connect(stack.url) as client:
-        async with asyncio.timeout(400):
+        async with asyncio.timeout(DEADLINE_S):
             with pytest.raises(PoisonRequestError):
                 await client.generate(f"{PROMPT} {ABORT}", PARAMS, request_id="p1")
             assert "p1" in await asyncio.to_thread(dead, "list")
@@ -106,7 +107,7 @@ async def test_an_exception_for_one_request_fails_that_one_alone(start_faulty: S
         with pytest.raises(RequestFailedError, match="RuntimeError"):
             await client.generate(f"{PROMPT} {RAISE}", PARAMS)
         gate.open()
-        async with asyncio.timeout(400):
+        async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*(one.task for one in innocents))
         for one in innocents:
             one.check(whole)
@@ -121,7 +122,7 @@ async def test_undecodable_requests_are_parked(start_faulty: Start) -> None:
     broker = Broker(commands, keys)
     async with Client.connect(stack.url) as client:
         await broker.enqueue("garbled", b"\xc1nonsense", result_ttl_ms=60_000)
-        async with asyncio.timeout(400):
+        async with asyncio.timeout(DEADLINE_S):
             with pytest.raises(PenstockError, match="not a request that this worker can decode"):
                 await (await client.handle("garbled")).result()
         assert await broker.state("garbled") == "parked"

@@ -20,6 +20,7 @@ from penstock.producer import Client, EngineCallError, SamplingParams
 from penstock.shared import errors
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 from .conftest import Start
 from .watching import (
     LONG,
@@ -133,7 +134,7 @@ async def test_running_requests_resume_with_new_weights_after_their_last_token(
 
 
 async def until_restarted(url: str, engine_id: str) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         while not any(
             beat.engine_id == engine_id and beat.num_restarts == 1 and beat.state in ("ready", "busy")
             for beat in await engines(url)

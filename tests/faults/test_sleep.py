@@ -24,6 +24,7 @@ from penstock.worker.supervisor.engine_process import EngineProcess
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
 from ..gate import Gate
+from ..processes import DEADLINE_S
 from .conftest import Start
 from .watching import (
     PARAMS,
@@ -47,7 +48,7 @@ def _no_blocking_calls() -> None:
 
 async def until_beat(stack: LocalStack, condition: Callable[[EngineHeartbeat], bool]) -> EngineHeartbeat:
     """Wait for a heartbeat of the only engine that meets ``condition``."""
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             for beat in await engines(stack.url):
                 if condition(beat):
@@ -77,7 +78,7 @@ async def stopped(stack: LocalStack) -> EngineHeartbeat:
 
 async def ended(call: Awaitable[object]) -> None:
     """Wait for a call that may have reached the engine's next process, or failed with the former one."""
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(call, return_exceptions=True)
 
 
@@ -169,7 +170,7 @@ async def test_a_supervisor_has_its_engine_sleep_and_wake_while_redis_is_away(st
             assert process.sleep_level == 0
             await asyncio.to_thread(stack.restart_redis)
             watched = Watched(client.stream(PROMPT, PARAMS[0]))
-            async with asyncio.timeout(150):
+            async with asyncio.timeout(DEADLINE_S):
                 await watched.task
             watched.check(expected)
             process.kill()

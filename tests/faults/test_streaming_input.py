@@ -12,7 +12,7 @@ import msgspec
 from penstock.producer import Client, Conversation, Delta, SamplingParams, StreamingInput
 
 from ..gate import Gate
-from ..processes import is_alive
+from ..processes import DEADLINE_S, is_alive
 from .conftest import Start
 from .watching import beating, busiest, until
 
@@ -69,7 +69,7 @@ def told(deltas: list[Delta]) -> tuple:
 
 async def test_conversations_outlive_every_engine_they_meet(start: Start, gate: Gate) -> None:
     stack = await start(2, "--deterministic")
-    async with Client.connect(stack.url) as client, asyncio.timeout(100), AsyncExitStack() as opened:
+    async with Client.connect(stack.url) as client, asyncio.timeout(DEADLINE_S), AsyncExitStack() as opened:
         wholes = [await undisturbed(client, params) for params in (GREEDY, SEEDED)]
         pair = [await opened.enter_async_context(client.converse(params)) for params in (GREEDY, SEEDED)]
         outputs: list[list[Delta]] = [[], []]

@@ -15,7 +15,7 @@ from penstock.producer import Client, SamplingParams
 from penstock.shared.errors import EngineDeadError
 
 from ..gate import Gate
-from ..processes import is_gone, resume
+from ..processes import DEADLINE_S, is_gone, resume
 from .conftest import Start
 from .faulty_model import BUSY_THREAD, HOLD_GIL
 from .watching import (
@@ -153,7 +153,7 @@ async def test_a_core_that_is_stopped_is_replaced_within_the_stall_timeout(start
         core.suspend()
         await until(lambda: is_gone(core))
         gate.open()
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             await watched[0].task
 
 
@@ -181,7 +181,7 @@ async def test_no_false_alarm_at_saturation(start_faulty: Start) -> None:
                 await client.generate(f"{PROMPT} {sign}", SamplingParams(max_tokens=2))
             is_over = True
 
-        async with asyncio.timeout(250):
+        async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*(ask() for _ in range(32)), faults())
         after = await busiest(stack.url)
     assert after.num_restarts == 0, ends_in(await log_of(stack))

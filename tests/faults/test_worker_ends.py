@@ -14,7 +14,7 @@ from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams
 
 from ..gate import Gate
-from ..processes import kill_at_once
+from ..processes import DEADLINE_S, kill_at_once
 from .conftest import Start
 from .watching import PARAMS as WATCHED_PARAMS
 from .watching import Watched, all_under_way, beating, engines, finish, undisturbed, until
@@ -58,14 +58,14 @@ async def test_generations_resume_at_the_next_worker_without_gap_or_repeat(
             asyncio.create_task(collect(client.stream(PROMPT, params), into))
             for params, into in zip(PARAMS, outputs, strict=True)
         ]
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             while any(not deltas or deltas[-1].next_index < 20 for deltas in outputs):
                 await asyncio.sleep(0.005)
         await end(stack)
         await asyncio.to_thread(stack.stop_worker)
         gate.open()
         await asyncio.to_thread(stack.start_worker)
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*running)
     for deltas, whole in zip(outputs, undisturbed, strict=True):
         indexes = [delta.index + i for delta in deltas for i in range(len(delta.token_ids))]
@@ -98,7 +98,7 @@ async def test_nothing_is_lost_when_drains_meet_a_burst(stack: LocalStack) -> No
                 await asyncio.sleep(0.002 if len(answers) < 200 * number else 0.2)
             await stopping
             await asyncio.to_thread(stack.start_worker)
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             texts = await asyncio.gather(*answers)
     assert set(texts) == {expected}
 
@@ -120,7 +120,7 @@ async def test_streams_stay_whole_while_a_deployment_shrinks(start: Start, gate:
 
         await more_streams(25)
         await asyncio.to_thread(stack.workers[0].stop)
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             while len(await engines(stack.url)) != 2:
                 await asyncio.sleep(0.05)
         await more_streams(35)
@@ -129,7 +129,7 @@ async def test_streams_stay_whole_while_a_deployment_shrinks(start: Start, gate:
         await more_streams(45)
         await finish(watched, whole * 3, gate)
         await until(lambda: not stack.workers[1].is_running)
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             while len(beats := await engines(stack.url)) != 1:
                 await asyncio.sleep(0.05)
         (left,) = beats

@@ -15,7 +15,7 @@ from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
 
 from ..gate import Gate
-from ..processes import is_alive
+from ..processes import DEADLINE_S, is_alive
 
 PROMPT = "count from four to nine:"
 LONG = 60
@@ -92,7 +92,7 @@ async def log_of(stack: LocalStack) -> str:
 
 async def until_logged(stack: LocalStack, text: str, number: int = 1) -> str:
     """Wait until the log contains ``text`` this often, and return the log."""
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         while (log := await log_of(stack)).count(text) < number:
             await asyncio.sleep(0.02)
     return log
@@ -119,7 +119,7 @@ async def start_streams(client: Client, gate: Gate, times: int = 1) -> tuple[lis
 async def finish(watched: list[Watched], whole: list[CompletionOutput], gate: Gate) -> None:
     """Let all go on, wait for the ends and check everything that was seen."""
     gate.open()
-    async with asyncio.timeout(200):
+    async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*(one.task for one in watched))
     for one, expected in zip(watched, whole, strict=True):
         one.check(expected)
@@ -139,7 +139,7 @@ async def beating(url: str, number: int) -> list[EngineHeartbeat]:
 
     It waits for engines that were restarted, or could not write for as long as a heartbeat lives.
     """
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         while len(beats := living_engines(await engines(url))) != number:
             await asyncio.sleep(0.05)
     return beats

@@ -18,6 +18,8 @@ from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.params.sampling import MAX_N, MAX_SEED, SamplingParams, derived_seed
 
+from ..processes import DEADLINE_S
+
 
 def request(n: int, *, seed: int | None = 7, request_id: str = "r"):
     return build_request(
@@ -137,7 +139,7 @@ async def test_a_merged_stream_has_every_delta_of_every_child_in_its_order() -> 
 
 async def test_a_slow_child_holds_up_no_other() -> None:
     slow, fast = Source(), Source().put(*map(token, range(5)), token(5, end=FinishReason.STOP))
-    async with asyncio.timeout(60), aclosing(merge([slow.stream(), fast.stream()])) as merged:
+    async with asyncio.timeout(DEADLINE_S), aclosing(merge([slow.stream(), fast.stream()])) as merged:
         assert [(await anext(merged)).child for _ in range(6)] == [1] * 6
         slow.put(token(0, end=FinishReason.STOP))
         assert [delta.child async for delta in merged] == [0]

@@ -16,6 +16,8 @@ import structlog
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.process.log import configure_logging
 
+from ..processes import DEADLINE_S
+
 
 @pytest.fixture(autouse=True)
 def _restore_logging() -> Iterator[None]:
@@ -131,4 +133,4 @@ def test_import_changes_nothing_in_the_host_program() -> None:
         "import logging, structlog; before = structlog.get_config(); import penstock.shared.process.log;"
         "assert not logging.getLogger().handlers and not structlog.is_configured()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)

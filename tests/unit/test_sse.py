@@ -32,6 +32,8 @@ from penstock.producer.sse import (
 from penstock.producer.web.shutdown import shutdown_watch
 from penstock.shared.errors import QueueFullError, RequestFailedError, ValidationError
 
+from ..processes import DEADLINE_S
+
 
 class Server:
     """An ASGI server for one reply; ``leave`` ends the reader's connection."""
@@ -326,7 +328,7 @@ async def test_only_a_server_of_uvicorn_is_watched(monkeypatch: pytest.MonkeyPat
     await left_events.awaited.wait()
     watch.discard(left)
     server.handle_exit(signal.SIGTERM, None)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         assert [event async for event in stream] == [SHUTDOWN]
     assert not waiting.done()
     left.end()

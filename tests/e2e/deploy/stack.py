@@ -25,13 +25,13 @@ from penstock.ops.lab.clusters.redis_processes import free_ports
 from penstock.shared.redis_access.embedded import find_redis_server
 from penstock.shared.redis_access.rights import Role
 
+from ...processes import DEADLINE_S
 from ...redis_server import acl_version
 from ...yaml_files import load_yaml
 
 COMPOSE = Path(__file__).parents[3] / "ops" / "deploy" / "compose" / "compose.yaml"
 # Of other projects; their programs are not installed.
 FOREIGN = {"prometheus", "grafana"}
-TIME_LIMIT_S = 240.0
 PROGRAMS = {"penstock": "penstock.ops.cli", "worker": "penstock.worker.cli"}
 
 
@@ -131,7 +131,7 @@ class ComposeStack:
             process = self._processes[name]
             process.send_signal(signal.SIGTERM)
             try:
-                statuses[name] = process.wait(240)
+                statuses[name] = process.wait(DEADLINE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 statuses[name] = process.wait()
@@ -185,7 +185,7 @@ class ComposeStack:
         return [*_program(program), *options]
 
     def _wait(self, name: str, ask: Any) -> None:
-        deadline = time.monotonic() + TIME_LIMIT_S
+        deadline = time.monotonic() + DEADLINE_S
         while True:
             try:
                 ask()

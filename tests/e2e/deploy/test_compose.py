@@ -17,6 +17,7 @@ from penstock.producer import Client, SamplingParams
 from penstock.producer.jobs import JobSet, JobSettings
 from penstock.shared.redis_access.rights import Role
 
+from ...processes import DEADLINE_S
 from ...yaml_files import load_yaml
 from .stack import COMPOSE, FOREIGN, ComposeStack, running, services
 
@@ -43,7 +44,7 @@ def _no_blocking_calls() -> None:
 async def test_a_token_goes_through_all_of_them(stack: ComposeStack) -> None:
     key = stack.run("penstock", "keys", "create", "acme")
     headers = {"Authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=stack.url("gateway"), headers=headers, timeout=120) as http:
+    async with httpx.AsyncClient(base_url=stack.url("gateway"), headers=headers, timeout=DEADLINE_S) as http:
         async with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as answer:
             lines = [line async for line in answer.aiter_lines() if line.startswith("data: ")]
         assert lines[-1] == "data: [DONE]"
@@ -56,7 +57,7 @@ async def test_a_token_goes_through_all_of_them(stack: ComposeStack) -> None:
         file_id = (await http.post("/v1/files", files=upload)).json()["id"]
         batch: dict[str, Any] = {"input_file_id": file_id, "endpoint": "/v1/chat/completions"}
         created = (await http.post("/v1/batches", json=batch | {"completion_window": "24h"})).json()
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             while (created := (await http.get(f"/v1/batches/{created['id']}")).json())["status"] in OPEN:
                 await asyncio.sleep(0.1)
         assert (created["status"], created["request_counts"]["completed"]) == ("completed", 1), created
@@ -71,7 +72,7 @@ async def test_a_token_goes_through_all_of_them(stack: ComposeStack) -> None:
 
 async def test_operators(stack: ComposeStack) -> None:
     key = stack.run("penstock", "operator", "create", "me", "--role", "admin")
-    async with httpx.AsyncClient(base_url=stack.url("dashboard"), timeout=60, follow_redirects=True) as http:
+    async with httpx.AsyncClient(base_url=stack.url("dashboard"), timeout=DEADLINE_S, follow_redirects=True) as http:
         await http.post("/login", data={"key": key}, headers={"Origin": stack.url("dashboard")})
         for path in PAGES:
             answer = await http.get(path)
@@ -96,7 +97,7 @@ async def test_apps(stack: ComposeStack) -> None:
     pool = JobSet(JobSettings(redis_url=stack.redis_url(Role.JOBS))).pool()
     job = await pool.enqueue_job("generate", "count from one to three:", {"temperature": 0.0, "max_tokens": 8})
     assert job is not None
-    assert (await job.result(timeout=60))["outputs"]
+    assert (await job.result(timeout=DEADLINE_S))["outputs"]
     await pool.aclose(close_connection_pool=True)
     assert stack.denied() == []
 

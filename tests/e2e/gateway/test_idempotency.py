@@ -17,6 +17,7 @@ from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 
 from ...gate import Gate
+from ...processes import DEADLINE_S
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -37,7 +38,7 @@ def key() -> dict[str, str]:
 
 @pytest.fixture
 async def here(gateway: LocalGateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway.root_url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=gateway.root_url, timeout=DEADLINE_S) as http:
         yield http
 
 
@@ -51,7 +52,7 @@ def other_gateway(deployment: LocalStack, tmp_path: Path, files_dir: Path) -> It
 
 @pytest.fixture
 async def there(other_gateway: LocalGateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=other_gateway.root_url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=other_gateway.root_url, timeout=DEADLINE_S) as http:
         yield http
 
 

@@ -20,6 +20,7 @@ from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, BeamSearchParams, Client, SamplingParams
 from penstock.shared.errors import ValidationError
 
+from ...processes import DEADLINE_S
 from ..batch_rows import CHAT, answers_of_batch
 
 LIMIT = 6
@@ -165,7 +166,7 @@ async def test_the_card_has_the_image_limit_and_the_heartbeat_the_cache(stack: L
             await client.submit({"prompt": "<image>" * 4, "multi_modal_data": {"image": [picture(1)] * 4}})
         for _ in range(2):
             await client.generate(prompt, SamplingParams(temperature=0.0, max_tokens=2), cache_salt="of this test")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while True:  # until a heartbeat has been made since
                 (engine,) = await client.engines()
                 images = engine.stats and engine.stats.images

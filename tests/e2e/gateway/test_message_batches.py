@@ -16,6 +16,8 @@ from penstock.ops.local.server import LocalGateway
 from penstock.producer import Client
 from penstock.producer.batches import BatchStore, run_batch
 
+from ...processes import DEADLINE_S
+
 pytestmark = pytest.mark.xdist_group("deployment")
 
 BATCHES = "/v1/messages/batches"
@@ -97,7 +99,7 @@ async def test_requests_that_a_batch_cannot_have(claude: AsyncAnthropic) -> None
 
 async def test_a_batch_is_created_once_per_key(gateway: LocalGateway, store: BatchStore, client: Client) -> None:
     headers = {"Idempotency-Key": uuid.uuid4().hex}
-    async with httpx.AsyncClient(base_url=gateway.root_url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=gateway.root_url, timeout=DEADLINE_S) as http:
         body = {"requests": [request_of("a")]}
         replies = await asyncio.gather(*(http.post(BATCHES, json=body, headers=headers) for _ in range(3)))
         (batch,) = {json.dumps(reply.json()) for reply in replies}

@@ -20,6 +20,7 @@ from penstock.producer import Client
 from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
 
 from ...gate import Gate
+from ...processes import DEADLINE_S
 from ..following import beats
 
 pytestmark = pytest.mark.xdist_group("deployment")
@@ -45,7 +46,7 @@ WITH_CALL: dict[str, Any] = {**BODY, "tools": [WEATHER], "structured_outputs": {
 
 @pytest.fixture
 async def http(gateway: LocalGateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway.root_url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=gateway.root_url, timeout=DEADLINE_S) as http:
         yield http
 
 
@@ -214,7 +215,7 @@ def pinging(deployment: LocalStack, tmp_path: Path) -> Iterator[LocalGateway]:
 
 async def test_a_stream_is_kept_alive_by_pings(pinging: LocalGateway, gate: Gate) -> None:
     gate.hold_at(3)
-    async with httpx.AsyncClient(base_url=pinging.root_url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=pinging.root_url, timeout=DEADLINE_S) as http:
         frames = await read_frames(http, {**BODY, "stream": True}, limit=9)
     assert [event.kind for event in frames].count("ping") >= 3
 

@@ -25,6 +25,7 @@ from penstock.shared.keys import Keys
 from penstock.worker.processes.process_tree import is_zombie
 
 from ...gate import Gate
+from ...processes import DEADLINE_S
 
 # They share a worker and its gate.
 pytestmark = pytest.mark.xdist_group("deployment")
@@ -61,7 +62,7 @@ def own(deployment: LocalStack, tmp_path: Path) -> Iterator[LocalGateway]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -90,7 +91,7 @@ def server_of(gateway: LocalGateway, answer: httpx.Response) -> psutil.Process:
 async def streaming(gateway: LocalGateway, after: str = "") -> AsyncIterator[httpx.Response]:
     headers = {"Last-Event-ID": after} if after else {}
     async with (
-        httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http,
+        httpx.AsyncClient(base_url=gateway.base_url, timeout=DEADLINE_S) as http,
         http.stream("POST", "/completions", json=BODY | {"stream": True}, headers=headers) as answer,
     ):
         assert answer.status_code == 200, await answer.aread()
@@ -136,7 +137,7 @@ class Reading:
 
 
 async def undisturbed(gateway: LocalGateway) -> str:
-    async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=gateway.base_url, timeout=DEADLINE_S) as http:
         return (await http.post("/completions", json=BODY)).json()["choices"][0]["text"]
 
 
@@ -168,7 +169,7 @@ async def test_a_stream_resumes_at_another_process_when_its_own_is_killed(
     assert reading.text == expected
     assert len(set(reading.ids)) == len(reading.ids)
     # Another one has taken its place, and each says that it is there.
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             # The killed one is a child until the gateway looks after it, and its record outlives it.
             pids = {child.pid for child in children(two)}
@@ -184,9 +185,9 @@ async def test_figures_are_those_of_all_processes_and_never_fall(own: LocalGatew
     callers: dict[int, httpx.AsyncClient] = {}
     num_asked = 0
     try:
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             while len(callers) < 2:
-                caller = httpx.AsyncClient(base_url=own.root_url, timeout=60)
+                caller = httpx.AsyncClient(base_url=own.root_url, timeout=DEADLINE_S)
                 async with caller.stream("GET", "/version") as answer:
                     await answer.aread()
                     pid = server_of(own, answer).pid
@@ -216,7 +217,7 @@ async def until_counted(
         "penstock_gateway_processes": num_processes,
         "penstock_gateway_process_restarts_total": num_restarts,
     }
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             lines = (await caller.get("/metrics")).text.splitlines()
             samples = {

@@ -13,6 +13,7 @@ from penstock.ops.local.server import LocalGateway
 from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 
+from ...processes import DEADLINE_S
 from ..batch_rows import COMPLETIONS, answers_of_batch
 
 pytestmark = pytest.mark.xdist_group("deployment")
@@ -33,7 +34,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
 def test_the_wrong_one_is_named(gateway: LocalGateway, prompt: Any, param: str, stream: bool) -> None:
     body = {"model": "demo", "prompt": prompt, "max_tokens": 3, "stream": stream}
-    answer = httpx.post(gateway.root_url + COMPLETIONS, json=body, timeout=60)
+    answer = httpx.post(gateway.root_url + COMPLETIONS, json=body, timeout=DEADLINE_S)
     # A stream that the first prompt has begun ends with an engine's error about the second.
     error = answer.text.rpartition("data: {")[2].partition("\n")[0] if answer.is_success else answer.text[1:]
     assert answer.is_success <= stream

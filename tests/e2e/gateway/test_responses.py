@@ -27,6 +27,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 
 from ...gate import Gate
+from ...processes import DEADLINE_S
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -37,7 +38,7 @@ LONG: dict[str, Any] = {"model": "demo", "input": "spell 407:", "extra_body": {"
 
 @pytest.fixture
 async def ai(gateway: LocalGateway) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=60) as ai:
+    async with AsyncOpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=DEADLINE_S) as ai:
         yield ai
 
 
@@ -66,7 +67,7 @@ async def events_of(stream: Any) -> list[Any]:
 
 
 async def status_of(ai: AsyncOpenAI, response_id: str, status: str) -> Any:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while (response := await ai.responses.retrieve(response_id)).status != status:
             assert response.status in ("queued", "in_progress"), response
             await asyncio.sleep(0.02)
@@ -268,7 +269,7 @@ async def test_a_killed_gateway_takes_no_event_with_it(
     gate.hold_at(200)
     await asyncio.to_thread(doomed.start)
     try:
-        async with AsyncOpenAI(base_url=doomed.base_url, api_key="any", max_retries=0, timeout=60) as there:
+        async with AsyncOpenAI(base_url=doomed.base_url, api_key="any", max_retries=0, timeout=DEADLINE_S) as there:
             body = {**LONG, "stream": True, "temperature": 1, "max_output_tokens": 1500}
             streams: list[Any] = [await there.responses.create(**body, background=b) for b in (True, False)]
             # In a delta of one piece the fifth event is the first that has text.

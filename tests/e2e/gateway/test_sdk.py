@@ -15,6 +15,7 @@ from penstock.producer import Client
 from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
 
 from ...gate import Gate
+from ...processes import DEADLINE_S
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -25,13 +26,13 @@ MESSAGES: Any = [{"role": "user", "content": COUNT}]
 
 @pytest.fixture
 def sdk(gateway: LocalGateway) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=60) as sdk:
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=DEADLINE_S) as sdk:
         yield sdk
 
 
 @pytest.fixture
 async def async_sdk(gateway: LocalGateway) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=60) as sdk:
+    async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=DEADLINE_S) as sdk:
         yield sdk
 
 
@@ -223,7 +224,7 @@ async def test_a_client_that_leaves_cancels_its_request(
         async_sdk.chat.completions.create(model="demo", messages=MESSAGES, extra_body=extra, max_tokens=1900)
     )
     await asyncio.sleep(0)
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         while (await client.queue_stats()).num_running == 0:
             await asyncio.sleep(0.02)
         whole.cancel()

@@ -15,6 +15,8 @@ from openai import AsyncOpenAI
 
 from penstock.ops.local.server import LocalGateway
 
+from ...processes import DEADLINE_S
+
 pytestmark = pytest.mark.xdist_group("deployment")
 
 MESSAGES: Any = [{"role": "user", "content": "four plus two is"}]
@@ -132,7 +134,7 @@ async def test_a_call_resumes_where_its_stream_was_cut(gateway: LocalGateway) ->
                     if len(deltas) == num_events:
                         return
 
-    async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=gateway.base_url, timeout=DEADLINE_S) as http:
         await read(http, 2, {})
         await read(http, None, {"Last-Event-ID": last_event_id})
     calls = [call for choice in deltas for call in choice["delta"].get("tool_calls", ())]

@@ -15,6 +15,8 @@ from penstock.ops.local.server import LocalGateway
 from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 
+from ...processes import DEADLINE_S
+
 pytestmark = pytest.mark.xdist_group("deployment")
 
 COUNT = "count from four to nine:"
@@ -36,8 +38,8 @@ async def test_comments_on_the_queue_disturb_no_client(accepting: LocalGateway, 
     try:
         before = await client.submit(COUNT, SamplingParams(max_tokens=2))
         async with (
-            AsyncOpenAI(base_url=accepting.base_url, api_key="any", max_retries=0, timeout=60) as openai,
-            AsyncAnthropic(base_url=accepting.root_url, api_key="any", max_retries=0, timeout=60) as claude,
+            AsyncOpenAI(base_url=accepting.base_url, api_key="any", max_retries=0, timeout=DEADLINE_S) as openai,
+            AsyncAnthropic(base_url=accepting.root_url, api_key="any", max_retries=0, timeout=DEADLINE_S) as claude,
         ):
             chat, completion, response, message = await asyncio.gather(
                 openai.chat.completions.create(model="demo", messages=MESSAGES, temperature=0, stream=True),

@@ -29,6 +29,7 @@ from penstock.shared.keys import Keys
 from ... import io_processors
 from ...gate import Gate
 from ...io_processors import Broken, Nearest
+from ...processes import DEADLINE_S
 
 MODEL_DIR = Path(demo.__file__).parent / "embedder"
 TOKEN_IDS = [[1, 22, 18, 25], [1, 19, 20]]  # of "407" and "12"
@@ -71,7 +72,7 @@ async def test_requests_of_a_killed_engine_are_pooled_once(client: Client, stack
     # It claims, and then gives nothing.
     os.kill(before.core_pid, signal.SIGSTOP)
     handles = await client.submit_many(TEXTS, PoolingParams(task="embed"))
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         while (await client.queue_stats()).num_running < 16:
             await asyncio.sleep(0.02)
     os.kill(before.core_pid, signal.SIGKILL)
@@ -151,7 +152,7 @@ def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_p
     with (
         LocalGateway(stack.url, named, tmp_path / "gateway.log") as gateway,
         openai.OpenAI(base_url=gateway.base_url, api_key="-", max_retries=0) as sdk,
-        httpx.Client(base_url=gateway.base_url.removesuffix("/v1"), timeout=60) as http,
+        httpx.Client(base_url=gateway.base_url.removesuffix("/v1"), timeout=DEADLINE_S) as http,
     ):
         answer = sdk.embeddings.create(model="numbers", input=["407", "12"])  # base64 on the wire
         floats = sdk.embeddings.create(model="numbers", input=TOKEN_IDS, encoding_format="float")
@@ -225,8 +226,8 @@ async def test_calls_with_a_key_are_pooled_once_at_two_gateways(
     await client.pause_generation()
     try:
         async with (
-            httpx.AsyncClient(base_url=gateways[0].root_url, timeout=60) as here,
-            httpx.AsyncClient(base_url=gateways[1].root_url, timeout=60) as there,
+            httpx.AsyncClient(base_url=gateways[0].root_url, timeout=DEADLINE_S) as here,
+            httpx.AsyncClient(base_url=gateways[1].root_url, timeout=DEADLINE_S) as there,
         ):
 
             def call(http: httpx.AsyncClient, path: str, **fields: Any) -> asyncio.Task[httpx.Response]:
@@ -234,7 +235,7 @@ async def test_calls_with_a_key_are_pooled_once_at_two_gateways(
                 return asyncio.create_task(http.post(path, json=bodies[path] | fields, headers=headers))
 
             cut = [call(here, path) for path in bodies]
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(DEADLINE_S):
                 while (await client.queue_stats()).depth < 2 + 1 + 4 + 4:
                     await asyncio.sleep(0.01)
             waiting = {request.request_id for request in await client.requests(RequestFilter(states=("waiting",)))}

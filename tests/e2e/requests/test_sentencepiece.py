@@ -16,6 +16,8 @@ from penstock.ops.local.server import LocalGateway
 from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams, StructuredOutputsParams
 
+from ...processes import DEADLINE_S
+
 WORDS = ("the", "capital", "of", "France", "is", "Paris", "Rome", "and", "a", "city")
 
 
@@ -145,7 +147,7 @@ def test_an_echo_has_the_space_between_prompt_and_answer(deployment: LocalStack,
         "structured_outputs": {"choice": [" Paris"]},
     }
     with LocalGateway(deployment.url, [], tmp_path / "gateway.log") as gateway:
-        answer = httpx.post(f"{gateway.base_url}/completions", json=body, timeout=60).json()
+        answer = httpx.post(f"{gateway.base_url}/completions", json=body, timeout=DEADLINE_S).json()
     choice = answer["choices"][0]
     assert choice["text"] == "the capital of France is Paris"
     assert "".join(choice["logprobs"]["tokens"]) == f"<s> {choice['text']}</s>"

@@ -15,7 +15,7 @@ from penstock.producer import Client
 
 from ...gate import Gate
 from ...moved_clock import MovedClock
-from ...processes import kill_at_once
+from ...processes import DEADLINE_S, kill_at_once
 from ..conftest import Start
 from ..watching import PARAMS, PROMPT, beating, finish, start_streams
 
@@ -93,7 +93,7 @@ async def test_a_timeout_ends_in_its_own_time(clock: MovedClock, start: Start) -
         await client.pause_generation()
         handle = await client.submit(PROMPT, PARAMS[0], timeout_s=5.0)
         clock.move(-3600)
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             deltas = [delta async for delta in handle.stream()]
         assert [delta.finish_reason for delta in deltas if delta.finished] == ["expired"]
 

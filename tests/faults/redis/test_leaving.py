@@ -13,6 +13,7 @@ from penstock.producer import Client
 from penstock.shared.deployment.records import EngineHeartbeat
 
 from ...gate import Gate
+from ...processes import DEADLINE_S
 from ...redis_server import RedisServer
 from ..conftest import Start
 from ..watching import PARAMS, PROMPT, Watched, all_under_way, beating, finish, log_of, undisturbed, until_logged
@@ -25,7 +26,7 @@ SUBSCRIBES_TO_COMMANDS = re.compile(rb"\r\nSUBSCRIBE\r\n.*engine:[^:]+:commands\
 async def terminated(stack: LocalStack) -> int:
     """SIGTERM to the supervisor; returns its exit status once it has ended."""
     os.kill(stack.workers[0].pid, signal.SIGTERM)
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         return await asyncio.to_thread(stack.workers[0].await_end)
 
 

@@ -14,7 +14,7 @@ from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.errors import RequestNotFoundError
 
 from ...gate import Gate
-from ...processes import kill_at_once
+from ...processes import DEADLINE_S, kill_at_once
 from ..conftest import Start
 from ..watching import LONG, PARAMS, PROMPT, Watched, all_under_way, beating, finish, start_streams, undisturbed
 
@@ -42,7 +42,7 @@ async def test_engines_serve_on(start: Start, gate: Gate, lose_data: Callable[[L
         detached = await client.submit(PROMPT, PARAMS[0])
         before = processes(await beating(stack.url, 2))
         await lose_data(stack)
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             with pytest.raises(RequestNotFoundError):
                 await detached.result()
         # The client of a stream sends it again, and continues behind the tokens that it has seen.

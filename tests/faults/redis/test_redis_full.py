@@ -11,6 +11,7 @@ from penstock.producer import Client
 from penstock.shared.errors import RedisFullError
 
 from ...gate import Gate
+from ...processes import DEADLINE_S
 from ..conftest import Start
 from ..watching import PARAMS, PROMPT, Watched, all_under_way, beating, finish, undisturbed
 
@@ -43,7 +44,7 @@ async def test_streams_wait_for_a_full_redis(start: Start, gate: Gate, num_engin
         gate.open()
         with pytest.raises(RedisFullError, match="maxmemory"):
             await client.generate(PROMPT, PARAMS[0])
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             while await num_refusals(server) < NUM_REFUSALS:
                 await asyncio.sleep(0.05)
         assert not any(one.task.done() for one in watched)

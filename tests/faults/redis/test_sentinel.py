@@ -13,6 +13,7 @@ from penstock.shared.errors import RedisUnavailableError
 from penstock.shared.redis_access.check import check_redis
 
 from ...gate import Gate
+from ...processes import DEADLINE_S
 from ..conftest import Start
 from ..watching import PARAMS, PROMPT, Watched, all_under_way, beating, finish, undisturbed
 
@@ -64,7 +65,7 @@ async def test_subscriptions_and_commands_meet_at_the_new_primary(trio: Sentinel
         await subscriber.subscribe("channel", messages.append, restored.set)
         await commands.execute("SET", "key", "before")
         await asyncio.to_thread(trio.kill_primary)
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             await commands.execute("SET", "key", "after")
             await restored.wait()
             while not messages:

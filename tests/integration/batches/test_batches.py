@@ -25,9 +25,8 @@ from penstock.shared.keys import Keys
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.queue.policy import QueuePolicy
 
+from ...processes import DEADLINE_S
 from .conftest import ENDPOINT, Engine, lines_of, make_batch, parts, row
-
-DEADLINE_S = 60
 
 
 async def reached(store: BatchStore, batch: Batch, status: BatchStatus) -> Batch:

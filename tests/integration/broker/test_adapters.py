@@ -11,6 +11,7 @@ from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.broker.engine_calls import report_loaded
 from penstock.shared.connection import CommandConnection
 
+from ...processes import DEADLINE_S
 from .claims.test_wakes import Woken, look, woken
 from .conftest import die, enqueue, take
 from .snapshot import read_snapshot
@@ -60,7 +61,7 @@ async def test_any_engine_claims_the_request_after_the_delay(broker: Broker, com
         await look(broker, engine)
     await load(broker, commands, "e1", CATS)
     await enqueue(broker, "cat", adapter=CATS)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             wave = await broker.claim("e0", EngineCapacity(max_num_seqs=10))
             if wave.claims:
@@ -93,7 +94,7 @@ async def test_adapter_reports_of_an_engine_expire(broker: Broker, commands: Com
     for engine in ("e0", "e1"):
         await look(broker, engine)
     await load(broker, commands, "e1", CATS, ttl_ms=1)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         while (await read_snapshot(commands, broker.keys)).of("adapter"):
             await asyncio.sleep(0.01)
     await enqueue(broker, "cat", adapter=CATS)

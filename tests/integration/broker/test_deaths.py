@@ -12,10 +12,10 @@ from penstock.shared.broker import UNSERVED, Broker, DeadLetter
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.deployment.records import DeathCause
 
+from ...processes import DEADLINE_S
 from .conftest import CAUSE, TTL_MS, die, enqueue, final, held, record, take
 
 LEASE_MS = 300
-DEADLINE_S = 60
 
 
 async def reap_until(broker: Broker, condition) -> list:

@@ -71,7 +71,7 @@ async def test_leaving_a_stream_early_cancels_the_request(client: Client, broker
     reading = asyncio.ensure_future(read_one())
     await write(broker, await claim_one(broker), 0, 65)
     await reading
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while await broker.state("r") != "cancelled":
             await asyncio.sleep(0)
 
@@ -211,7 +211,7 @@ async def test_a_lost_subscription_is_restored_without_gap_or_repeat(client, bro
         if i % 10 == 5:
             await commands.execute("CLIENT", "KILL", "TYPE", "pubsub")
     await write(broker, claim, 60, end=FinishReason.STOP)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         await reading
     indexes = [delta.index + k for delta in got for k in range(len(delta.token_ids))]
     assert indexes == list(range(60))
@@ -287,7 +287,7 @@ async def test_an_unknown_or_expired_request_is_reported(redis_url, namespace, b
                 await handle.result()
         handle = await client.submit("hi", request_id="r")
         await write(broker, await claim_one(broker), 0, 65, end=FinishReason.STOP)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while await broker.state("r") is not None:
                 await asyncio.sleep(0)
         with pytest.raises(errors.RequestNotFoundError, match="has expired"):
@@ -329,7 +329,7 @@ async def test_an_error_on_one_channel_ends_only_that_stream(client, broker, com
     await until_followed(commands, broker, *claims)
     await write(broker, claims[1], 0, 65, 66, text="AB")
     await write(broker, claims[0], 0, 65, end=FinishReason.STOP)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(errors.ValidationError, match="after=0 is inside the delta"):
             await from_inside
         assert (await whole).text == "A"

@@ -19,6 +19,8 @@ from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
 from penstock.shared.messages.supervision import EngineCommand, EngineState
 
+from ...processes import DEADLINE_S
+
 Answer = Callable[[ControlCommand], UtilityAnswer | CallError | None]
 
 
@@ -169,7 +171,7 @@ async def test_an_engine_that_goes_before_it_answers(
         await two[0].beat(worker_pid=99)
     else:
         await commands.execute("DEL", Keys(namespace).engine("w-0"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(EngineCallError, match="exited before it answered") as caught:
             await asking
     assert isinstance(caught.value.errors["w-0"], errors.EngineDeadError)
@@ -189,7 +191,7 @@ async def test_a_reply_with_a_lost_message_is_read_from_its_key(
     reply = ControlReply(call_id=call_id, engine_id="w-0", answer=SleepState(1, ["kv_cache"]))
     key = engine.calls.keys.call_reply(call_id, "w-0")
     await commands.execute("SET", key, msgspec.msgpack.encode(reply), "PX", 600_000)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         assert await asking == {"w-0": True}
 
 

@@ -16,6 +16,7 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import derived_seed
 from penstock.shared.queue.policy import QueuePolicy
 
+from ...processes import DEADLINE_S
 from .harness import claim_one, token_indexes, write
 
 THREE = SamplingParams(n=3, seed=5)
@@ -39,7 +40,7 @@ async def into(stream: AsyncIterator[Delta], got: list[Delta]) -> None:
 
 
 async def until_seen(got: list[Delta], wanted: set[int]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while {delta.child for delta in got} != wanted:
             await asyncio.sleep(0)
 
@@ -60,7 +61,7 @@ async def test_a_stream_of_three_marks_the_child_of_each_delta_and_ends_each_onc
         for child, claim in enumerate(claims):
             if i <= child + 1:  # two, three and four tokens
                 await write(broker, claim, i, 65 + 10 * child + i, end=FinishReason.LENGTH if i == child + 1 else None)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         await reading
     for child, tokens in enumerate(([65, 66], [75, 76, 77], [85, 86, 87, 88])):
         mine = of(child, got)
@@ -83,7 +84,7 @@ async def test_output_kinds_are_per_child(client: Client, broker: Broker, kind, 
         await until_seen(got, {0, 1})
     for claim in claims:
         await write(broker, claim, 1, 66, end=FinishReason.STOP)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         await reading
     for child in range(2):
         assert [delta.text for delta in of(child, got)] == expected
@@ -102,7 +103,7 @@ async def test_leaving_early_cancels_every_child_that_has_not_ended(client: Clie
     await write(broker, claims[0], 0, 65, end=FinishReason.STOP)
     await write(broker, claims[1], 0, 65)
     await reading
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while await states(broker) != ["finished", "cancelled", "cancelled"]:
             await asyncio.sleep(0)
 

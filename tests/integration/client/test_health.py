@@ -19,6 +19,7 @@ from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.supervision import EngineState
 from penstock.shared.swap.views import SleepLevel
 
+from ...processes import DEADLINE_S
 from ..conftest import LONG_MS
 from .harness import CAUSE, claim_one, write
 
@@ -88,7 +89,7 @@ async def test_errored_follows_the_engines_while_it_is_read(
     monkeypatch.setattr(health, "INTERVAL_S", 0.01)
 
     async def until_errored(is_errored: bool) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while client.errored is not is_errored:
                 await asyncio.sleep(0.01)
 
@@ -101,7 +102,7 @@ async def test_errored_follows_the_engines_while_it_is_read(
     await until_errored(False)
     # Nobody reads it any more.
     monkeypatch.setattr(health, "LINGER_S", 0.0)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while client._health_watch._watching is not None:
             await asyncio.sleep(0.01)
     await beat(commands, namespace, 0, EngineState.DEAD)

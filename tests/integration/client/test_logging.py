@@ -12,6 +12,7 @@ import pytest
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
 
+from ...processes import DEADLINE_S
 from ...redis_server import RedisServer
 
 # The server ends while the client is connected, which logs a warning. Then it is there again, which logs a line, too.
@@ -70,7 +71,7 @@ def lines_of_app(server: RedisServer, set_up: str) -> list[str]:
     assert app.poll() is None
     server.start()
     server.wait_until_ready()
-    stdout, stderr = app.communicate(timeout=120)
+    stdout, stderr = app.communicate(timeout=DEADLINE_S)
     assert app.returncode == 0, stderr
     assert stdout == ""
     return [*map(str.strip, lines), *stderr.splitlines()]

@@ -26,6 +26,7 @@ from penstock.shared.errors import UnknownAdapterError
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.requests import EngineCoreRequest
 
+from ...processes import DEADLINE_S
 from .harness import claim_one, until, write
 
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
@@ -65,7 +66,7 @@ async def test_outputs_of_two_answers(client: Client, broker: Broker, kind, expe
     await until(first_words)
     for claim in claims:
         await write(broker, claim, 1, 66, end=FinishReason.STOP)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         await reading
     assert {(output.request_id, output.model, output.prompt) for output in got} == {("r", "m", "hi")}
     assert [output.finished for output in got] == [False] * (len(got) - 1) + [True]

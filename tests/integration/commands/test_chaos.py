@@ -18,6 +18,8 @@ from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
 from penstock.shared.redis_access.embedded import EmbeddedRedis
 
+from ...processes import DEADLINE_S
+
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
@@ -33,7 +35,7 @@ async def test_a_run_in_which_all_hang_has_an_end(url: str) -> None:
     await commands.execute("HSET", Keys().models(), "m", msgspec.json.encode(card))
     await commands.close()
     requests = make_requests(4, 1)
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(DEADLINE_S):
         result = await run_load(
             url,
             requests,

@@ -17,7 +17,7 @@ from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.supervision import EngineState
 
-TIMEOUT_S = 60.0
+from ...processes import DEADLINE_S
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ async def generate(redis_url: str, namespace: str, *arguments: str) -> Process:
 async def said(process: Process) -> str:
     """The next line on standard error."""
     assert process.stderr is not None
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(DEADLINE_S):
         return (await process.stderr.readline()).decode().strip()
 
 
 async def claim_one(broker: Broker) -> Claim:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             if claims := (await broker.claim("e0", EngineCapacity(max_num_seqs=1))).claims:
                 return claims[0]
@@ -64,7 +64,7 @@ async def end(broker: Broker, claim: Claim) -> None:
 
 
 async def ended(process: Process) -> tuple[str, str, int | None]:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(DEADLINE_S):
         out, err = await process.communicate()
     return out.decode(), err.decode(), process.returncode
 

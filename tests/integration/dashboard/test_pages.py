@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import re
+from contextlib import aclosing
+from urllib.parse import parse_qsl
 
 import msgspec
 import pytest
 
-from penstock.ops.dashboard import Access, Role
+from penstock.ops.dashboard import Access, Role, everybody
+from penstock.ops.dashboard.runtime import Topic
 from penstock.ops.views.page import RUNBOOK
 from penstock.ops.views.pages import PAGES
 from penstock.producer import Client, SamplingParams
@@ -19,7 +23,8 @@ from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.supervision import EngineState
 from penstock.shared.partitions import change_partitions
 
-from .conftest import CAUSE, Site
+from ...processes import DEADLINE_S
+from .conftest import ADMIN, CAUSE, Site
 
 EVIL = "<script>alert(1)</script>\x07\u202egnp.exe"
 
@@ -41,6 +46,7 @@ QUERIES = {
     "request": "?model=m&id=runs",
     "webhook": "?id=event-1",
     "cancel": "?model=m&tenant=acme",
+    "retry": "?model=m&tenant=acme&state=ended",
 }
 
 
@@ -63,7 +69,8 @@ async def test_every_page_has_a_title_its_table_as_csv_and_json_and_no_inline_co
     assert isinstance(page, type(PAGES[0]))
     await fill(site)
     await make_event(site)
-    visitor = await site.visitor()
+    app = await site.app(everybody(ADMIN))
+    visitor = await site.visitor(app=app)
     query = QUERIES.get(page.name, "")
     answer = await visitor.get(page.path + query)
     assert answer.status_code == 200, answer.text
@@ -77,6 +84,10 @@ async def test_every_page_has_a_title_its_table_as_csv_and_json_and_no_inline_co
     rows = list(csv.DictReader(io.StringIO((await visitor.get(f"{stem}.csv{query}")).text)))
     assert len(rows) == len(told["rows"])
     assert [list(row) for row in rows] == [list(row) for row in told["rows"]]
+    if page.live:
+        topic = Topic(page, tuple(sorted(parse_qsl(query[1:]))), Role.ADMIN, True, "")
+        async with aclosing(app.state.runtime.watcher.follow(topic)) as events, asyncio.timeout(DEADLINE_S):
+            assert b"cannot be shown" not in await anext(events)
 
 
 async def test_pages_agree_with_the_state_of_the_queue(site: Site) -> None:

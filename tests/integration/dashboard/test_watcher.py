@@ -12,11 +12,11 @@ from penstock.ops.dashboard import Access, Role, everybody
 from penstock.ops.dashboard.runtime import DashboardRuntime, Topic
 from penstock.ops.views.pages import PAGES
 
+from ...processes import DEADLINE_S
 from ...redis_server import RedisServer
 from .conftest import Site
 
 OVERVIEW, QUEUE = PAGES[0], PAGES[1]
-PATIENCE_S = 60.0
 
 
 def topic(page: object = OVERVIEW, role: Role = Role.VIEWER, **params: str) -> Topic:
@@ -31,13 +31,13 @@ async def runtime_of(site: Site) -> DashboardRuntime:
 
 
 async def first_of(stream: AsyncGenerator[bytes]) -> bytes:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         return await anext(stream)
 
 
 async def until_rendered(runtime: DashboardRuntime, num_pages: int) -> None:
     """Wait for a moment between two looks, at which each has rendered so many pages."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         while runtime.watcher.num_renders != num_pages * runtime.watcher.num_ticks:
             await asyncio.sleep(0)
 
@@ -69,7 +69,7 @@ async def test_the_watcher_polls_only_while_a_tab_is_open(site: Site) -> None:
         await first_of(tab)
     looking = runtime.watcher._reading
     assert looking is not None
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         await looking  # it ends by itself
     assert runtime.watcher.num_tabs == 0
     num_ticks = runtime.watcher.num_ticks
@@ -122,7 +122,7 @@ async def test_the_stream_of_a_page_is_one_of_events(site: Site) -> None:
         await sent.put(message)
 
     answering = asyncio.create_task(app(scope, receive, send))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         head, body = await sent.get(), await sent.get()
         headers = dict(head["headers"])  # type: ignore[call-overload]  # a list of pairs
         assert headers[b"content-type"].startswith(b"text/event-stream")
@@ -156,6 +156,6 @@ async def test_loss_and_return_of_redis_are_reported(
 async def test_a_tab_stream_ends_after_its_time_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.ops.dashboard.runtime.MAX_STREAM_S", 0.0)
     runtime = await runtime_of(site)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         assert [event async for event in runtime.watcher.follow(topic())] == []
     assert runtime.watcher.num_tabs == 0

@@ -25,6 +25,8 @@ from penstock.shared.redis_access.embedded import (
 )
 from penstock.shared.values.data_folder import data_folder
 
+from ...processes import DEADLINE_S
+
 USER = """
 import sys
 from pathlib import Path
@@ -68,7 +70,7 @@ def start_user(data_dir: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
 
 
 def leave(user: subprocess.Popen[str]) -> None:
-    user.communicate("\n", timeout=240)
+    user.communicate("\n", timeout=DEADLINE_S)
     assert user.returncode == 0
 
 
@@ -127,7 +129,7 @@ def test_a_killed_user_is_not_counted(data_dir: Path, start_user: Callable[[], s
     crashed = start_user()
     with EmbeddedRedis.start(data_dir):
         crashed.kill()
-        crashed.wait(timeout=240)
+        crashed.wait(timeout=DEADLINE_S)
     assert read_status(ServerFolder.prepare(data_dir)) is None
 
 

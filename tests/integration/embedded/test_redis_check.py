@@ -24,6 +24,8 @@ from penstock.shared.redis_access.rights import NEEDED
 from penstock.shared.redis_access.url import parse_pool
 from penstock.shared.values.shown import mask_url
 
+from ...processes import DEADLINE_S
+
 StartServer = Callable[..., str]
 
 NUM_SLOTS = 16384
@@ -77,7 +79,7 @@ def free_cluster_port() -> int:
 
 async def until_it_serves(client: redis.Redis) -> None:
     """Wait until a node of a cluster takes its keys."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
             await asyncio.sleep(0.01)
 

@@ -28,7 +28,7 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.data_parallel.member import GroupMember
 
-DEADLINE_S = 60.0
+from ...processes import DEADLINE_S
 
 
 class Core:

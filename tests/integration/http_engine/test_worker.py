@@ -26,7 +26,7 @@ from penstock.shared.errors import PoisonRequestError, UnsupportedParameterError
 from penstock.worker.text.tokenizer import TextCodec
 
 from ...faults.watching import Watched, until
-from ...processes import is_alive
+from ...processes import DEADLINE_S, is_alive
 from .conftest import TestServer, command
 from .dialect_server import CRASH, MISTAKE
 from .test_core import expected
@@ -116,7 +116,7 @@ def _params(**values: Any) -> SamplingParams:
 
 async def _cores(client: Client, before: Collection[int] = (), num_gone: int = 0) -> set[int]:
     """Process ids of the cores of both engines, as soon as they live and so many of those before are gone."""
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             found = {engine.core_pid for engine in await client.engines() if is_alive(engine.core_pid)}
             if len(found) == 2 and len(set(before) - found) >= num_gone:
@@ -164,7 +164,7 @@ async def test_a_death_in_mid_stream(client: Client, deployment: Deployment, dea
             os.kill(pid, signal.SIGKILL)
     else:
         server.process.kill()
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(DEADLINE_S):
         await asyncio.to_thread(_let_go_on, deployment)
         await asyncio.gather(*(one.task for one in watched))
     # Those that were killed, and the one whose server was.
@@ -174,7 +174,7 @@ async def test_a_death_in_mid_stream(client: Client, deployment: Deployment, dea
 
 
 def _let_go_on(deployment: Deployment) -> None:
-    """As soon as both servers answer."""
+    """Let them continue as soon as both servers answer."""
     while True:
         try:
             deployment.hold_at(None)
@@ -188,9 +188,9 @@ async def test_a_poisoned_request_is_parked(client: Client, deployment: Deployme
     """The request kills a server each time until it is parked; both servers serve again afterwards."""
     whole = (await client.generate(PROMPT, _params())).outputs[0]
     with pytest.raises(PoisonRequestError):
-        async with asyncio.timeout(240):
+        async with asyncio.timeout(DEADLINE_S):
             await client.generate(PROMPT, _params(logit_bias={5: CRASH}))
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(DEADLINE_S):
         again = (await client.generate(PROMPT, _params())).outputs[0]
     assert (again.token_ids, again.text) == (whole.token_ids, whole.text)
 

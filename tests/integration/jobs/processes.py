@@ -10,6 +10,8 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from ...processes import DEADLINE_S
+
 
 def jobs_command(redis_url: str, namespace: str) -> list[str]:
     """`penstock jobs` with leases that are short, and longer than a busy machine keeps a process waiting."""
@@ -32,7 +34,7 @@ class JobsProcess:
         """SIGTERM; returns the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(240)
+        return self.process.wait(DEADLINE_S)
 
 
 async def until(condition: Callable[[], Awaitable[object]], what: str, timeout_s: float = 200.0) -> None:

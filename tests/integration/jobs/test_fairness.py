@@ -28,6 +28,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.tracing.tracing import open_tracing
 
+from ...processes import DEADLINE_S
 from ..batches.conftest import ENDPOINT, parts, row
 from .processes import until
 from .receiver import Receiver
@@ -76,14 +77,14 @@ async def test_dead_names_of_one_tenant_hold_up_no_other(dead_names: DeadNames) 
             for number in range(50)
         ]
         await dead_names.until_asked(MAX_PER_OWNER)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             reply = await sender.post(f"http://alive.test:{server.port}/", {}, "{}", tenant="good")
             # Nor do they hold up what else uses the loop's threads.
             await asyncio.to_thread(len, "")
         assert reply.status == 204
         assert len(dead_names.asked) == MAX_PER_OWNER
         dead_names.answer.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             errors = await asyncio.gather(*posts, return_exceptions=True)
         assert {type(error) for error in errors} == {socket.gaierror}
     await sender.close()
@@ -166,7 +167,7 @@ async def test_a_receiver_that_does_not_answer_takes_places_of_its_tenant_alone(
     assert all((task.result() or 0.0) > PAUSE_WHILE_BUSY_S - 0.1 for task in deliveries if task.done())
 
     receiver.secret = (await secrets.create("good")).current
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         assert await delivery.deliver(await make("good", 0, "/hook", "127.0.0.1")) is None
     assert list(receiver.seen["/hook"]) == ["evt_good_0"]
     receiver.released.set()

@@ -25,6 +25,7 @@ from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.messages.requests import EngineCoreRequest
 
 from ...otlp_receiver import OtlpReceiver
+from ...processes import DEADLINE_S
 from ...redis_server import RedisServer
 from .conftest import Start
 from .processes import JobsProcess, jobs_command, until
@@ -65,7 +66,7 @@ async def test_a_generation_outlives_the_process_that_submitted_it(
     await until(taken_up, "the job of the dead process does not come back")
     last = Delta(index=1, token_ids=[8], text="b", finish_reason=FinishReason.LENGTH, usage=Usage(3, 2))
     assert await broker.finish([FinalRecord(running.request_id, running.epoch, last)]) == []
-    output = await job.result(timeout=240, poll_delay=0.05)
+    output = await job.result(timeout=DEADLINE_S, poll_delay=0.05)
     assert (output["model"], output["outputs"][0]["text"]) == ("m", "ab")
     assert output["outputs"][0]["token_ids"] == [7, 8]
     assert output["usage"] == msgspec.structs.asdict(Usage(3, 2))
@@ -74,11 +75,11 @@ async def test_a_generation_outlives_the_process_that_submitted_it(
     # The app's own job, by the same worker, after its own startup.
     shouted = await pool.enqueue_job("shout", "fine")
     assert shouted is not None
-    assert await shouted.result(timeout=240, poll_delay=0.05) == "FINE!"
+    assert await shouted.result(timeout=DEADLINE_S, poll_delay=0.05) == "FINE!"
     wrong = await pool.enqueue_job("generate", "hi", {"max_token": 2})
     assert wrong is not None
     with pytest.raises(ValidationError, match="params has no max_token"):
-        await wrong.result(timeout=240, poll_delay=0.05)
+        await wrong.result(timeout=DEADLINE_S, poll_delay=0.05)
     assert await commands.execute("ZCARD", jobs.settings.keys.jobs_due()) == 0
     # Its status is arq's own: 1 when a signal comes while arq writes the end of a job.
     second.stop()
@@ -97,7 +98,7 @@ async def test_a_jobs_request_is_a_part_of_the_trace_that_the_job_names(
         request = msgspec.msgpack.decode(running.payload, type=EngineCoreRequest)
         last = Delta(text="a", finish_reason=FinishReason.STOP, usage=Usage(1, 1))
         assert await broker.finish([FinalRecord(running.request_id, running.epoch, last)]) == []
-        assert (await job.result(timeout=240, poll_delay=0.05))["outputs"][0]["text"] == "a"
+        assert (await job.result(timeout=DEADLINE_S, poll_delay=0.05))["outputs"][0]["text"] == "a"
         await asyncio.to_thread(process.stop)
         (span,) = receiver.trace(trace_id)
         assert (span.name, span.service, span.parent_id) == ("enqueue", "penstock-jobs", "b7ad6b7169203331")

@@ -11,6 +11,7 @@ from penstock.shared.broker import Demand, Homes
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 
+from ...processes import DEADLINE_S
 from .conftest import PARAMS, ShareDevice
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ async def test_one_of_two_hosts_loads_a_model_and_the_other_one_when_it_dies(
             await asyncio.sleep(0.005)
         return demand
 
-    async with asyncio.timeout(240), Client.connect(redis_url, namespace=namespace) as client:
+    async with asyncio.timeout(DEADLINE_S), Client.connect(redis_url, namespace=namespace) as client:
         workers = [await share_device("a", "b", "--load-at-start", "none") for _ in range(2)]
         while len((await homes.demand()).homes) < 2:
             await asyncio.sleep(0.02)

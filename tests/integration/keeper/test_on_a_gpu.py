@@ -18,6 +18,7 @@ from penstock.shared.messages.devices import ModelPhase
 from penstock.shared.redis_access.embedded import find_redis_server
 from penstock.worker.keeper.memory import free_device_bytes
 
+from ...processes import DEADLINE_S
 from .conftest import ShareDevice, copy_of_model, texts_of
 
 
@@ -33,13 +34,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not has_redi
 PROMPT = "count from four to nine:"
 # Two awake need 2460 MiB, and one awake with one asleep 2254: a process has 1 GiB, weights 6 MiB, a KV cache 200.
 ON_GPU = ("--device=cuda", "--gpus=0", "--device-memory", "2300MiB", "--host-memory", "1GiB")
+ON_GPU += ("--kv-cache-memory", "200MiB")
 IMPATIENT = ("--patience", "standard=0.01", "--max-swap-share", "0.5")
 MAX_GROWTH = 64 << 20
 
 
 async def test_models_swap_in_the_memory_of_one(share_device: ShareDevice, redis_url: str, namespace: str) -> None:
     before = free_device_bytes("0")
-    async with asyncio.timeout(400), Client.connect(redis_url, namespace=namespace) as client:
+    async with asyncio.timeout(DEADLINE_S), Client.connect(redis_url, namespace=namespace) as client:
         worker = await share_device("a", "b", *ON_GPU, *IMPATIENT)
         expected = await texts_of(client, [PROMPT], ["a"])
         used: list[int] = []
@@ -62,7 +64,7 @@ async def test_models_swap_in_the_memory_of_one(share_device: ShareDevice, redis
 async def test_a_second_worker_of_several_models_is_refused(
     share_device: ShareDevice, redis_url: str, tmp_path: Path
 ) -> None:
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(DEADLINE_S):
         worker = await share_device("a", "b", *ON_GPU)
         models = [word for name in ("a", "b") for word in ("--model", str(copy_of_model(tmp_path, name)))]
         command = [sys.executable, "-m", "penstock.worker.cli", "start", *models, "--gpus", "0"]

@@ -14,6 +14,8 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.serving.reporting.heartbeat import Heartbeat
 
+from ...processes import DEADLINE_S
+
 
 @pytest.fixture
 async def heartbeat(namespace: str, user_url: str) -> AsyncIterator[Heartbeat]:
@@ -37,7 +39,7 @@ async def test_a_refused_heartbeat_is_repeated(
     key = Keys(namespace).engine("e0")
 
     async def until_written() -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             while not await commands.execute("EXISTS", key):
                 await asyncio.sleep(0.01)
 
@@ -45,7 +47,7 @@ async def test_a_refused_heartbeat_is_repeated(
     await until_written()
     with capture_logs() as logs:
         await commands.execute("ACL", "SETUSER", namespace, "-set")
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             while not any(event["event"] == "heartbeat_not_written" for event in logs):
                 await asyncio.sleep(0.01)
         await commands.execute("DEL", key)

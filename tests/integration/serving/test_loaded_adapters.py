@@ -22,6 +22,8 @@ from penstock.worker.serving.partitions.served_partitions import ServedPartition
 from penstock.worker.serving.reporting import heartbeat
 from penstock.worker.serving.reporting.heartbeat import Heartbeat, LoadedAdapters
 
+from ...processes import DEADLINE_S
+
 CATS, DOGS = "c" * 64, "d" * 64
 
 
@@ -58,7 +60,7 @@ async def said(commands: CommandConnection, broker: Broker) -> set[str]:
 
 
 async def until_said(commands: CommandConnection, broker: Broker, digests: set[str]) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         while await said(commands, broker) != digests:
             await asyncio.sleep(0.01)
 
@@ -104,7 +106,7 @@ async def test_pinned_adapters_of_the_model_are_loaded_at_the_start(
             await registry.pin(name, "", pinned=True)
     core.refuses = "a"
     running = asyncio.create_task(loaded.run())
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         calls = [await core.calls.get() for _ in range(3)]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

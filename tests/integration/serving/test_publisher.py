@@ -22,6 +22,8 @@ from penstock.worker.serving.requests.generation import Generation
 from penstock.worker.serving.requests.segments import Segment
 from penstock.worker.text.tokenizer import TextCodec
 
+from ...processes import DEADLINE_S
+
 LONG_S = 600.0  # a test that waited for it would time out
 
 
@@ -80,7 +82,7 @@ async def publishing(
 
 async def log_of(broker: Broker, num_tokens: int, request_id: str = "r0") -> list[Delta]:
     """Wait until the log has so many tokens."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             deltas = await broker.read_log(request_id)
             if deltas and deltas[-1].next_index >= num_tokens:

@@ -175,7 +175,7 @@ async def test_a_caller_redirected_too_early_waits(
         under_way.append(asyncio.create_task(broker.enqueue("middle", b"payload", result_ttl_ms=60_000)))
         # The source takes it until it says that the model has left; the target nothing yet.
         is_taken = step == "arrive"
-        await asyncio.wait(under_way, timeout=60.0 if is_taken else 0.3)
+        await asyncio.wait(under_way, timeout=DEADLINE_S if is_taken else 0.3)
         assert under_way[0].done() == is_taken
 
     after_step(monkeypatch, step, in_the_middle)

@@ -18,11 +18,9 @@ from penstock.shared.connection import CommandConnection
 
 from ...conftest import DEMO_MODEL
 from ...gate import Gate
-from ...processes import is_gone, living
+from ...processes import DEADLINE_S, is_gone, living
 from ...warm_python import LIGHT_PYTHON_VARIABLE, WarmProgram
 from .stub_host import StartHost, StubHost, use_stub_workers
-
-DEADLINE_S = 240.0
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from penstock.shared.process import children
 from penstock.worker.supervisor import host_metrics
 from penstock.worker.supervisor.host_metrics import MetricsServer
 
+from ...processes import DEADLINE_S
 from ...redis_server import RedisServer
 from .stub_host import StubHost, eventually, use_stub_workers, wait_for_redis
 
@@ -30,7 +31,7 @@ def _no_blocking_calls() -> None:
 
 @pytest.fixture
 async def http(metrics: MetricsServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=metrics.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=metrics.url, timeout=DEADLINE_S) as http:
         yield http
 
 
@@ -118,7 +119,7 @@ async def test_a_blocked_event_loop_makes_the_worker_unhealthy(
 ) -> None:
     monkeypatch.setattr(host_metrics, "LOOP_PATIENCE_S", 0.2)
     answers: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: answers.append(httpx.get(f"{metrics.url}/healthz", timeout=60)))
+    asking = threading.Thread(target=lambda: answers.append(httpx.get(f"{metrics.url}/healthz", timeout=DEADLINE_S)))
     asking.start()
     asking.join()  # the loop stands still meanwhile
     assert answers[0].status_code == 503

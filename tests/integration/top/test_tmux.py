@@ -15,7 +15,8 @@ import pytest
 
 from penstock.shared.queue.lifecycle import RequestState
 
-from .conftest import PATIENCE_S, Terminal
+from ...processes import DEADLINE_S
+from .conftest import Terminal
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux")
 
@@ -32,7 +33,7 @@ class Tmux:
         return done.stdout
 
     def sees(self, *words: str) -> str:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + DEADLINE_S
         while True:
             text = self.run("capture-pane", "-p")
             if all(word in text for word in words):

@@ -22,7 +22,7 @@ from penstock.producer.web.connection import MAX_HEAD_BYTES
 from penstock.producer.web.server import listening, serve_app, web_config
 from penstock.shared.errors import ConfigurationError
 
-DEADLINE_S = 60.0
+from ...processes import DEADLINE_S
 
 
 class Held:

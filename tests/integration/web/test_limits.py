@@ -12,8 +12,9 @@ import pytest
 from penstock.ops.local.server import LocalServer
 from penstock.producer.web.connection import MAX_HEAD_BYTES
 
+from ...processes import DEADLINE_S
+
 # A socket that is still open after this time fails its test.
-DEADLINE_S = 60.0
 LARGE = b"x" * (4 * MAX_HEAD_BYTES)
 BEGIN = b"POST /login HTTP/1.1\r\nhost: localhost\r\n"
 CHUNKED = BEGIN + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n"

@@ -34,6 +34,8 @@ from penstock.ops.lab.bench.result import Figures
 from penstock.ops.lab.bench.run import BenchOptions, run_bench
 from penstock.shared.errors import ConfigurationError
 
+from ...processes import DEADLINE_S
+
 FOLLOWED = FollowRow(
     num_streams=1000,
     num_deltas=10,
@@ -171,7 +173,7 @@ def test_time_of_our_processes_is_ours(tmp_path: Path, leaves: bool) -> None:
     pid_file = tmp_path / "pid"
     with LoadWatch(tmp_path) as watch:
         burner = subprocess.Popen([sys.executable, "-c", burn], cwd=tmp_path, stdin=subprocess.PIPE)
-        burner.wait(60)
+        burner.wait(DEADLINE_S)
         deadline = time.monotonic() + 60
         while not (pid_file.exists() and pid_file.read_text()):
             assert time.monotonic() < deadline

@@ -14,6 +14,7 @@ import pytest
 from penstock.producer.gateway.metrics import Metrics
 from penstock.shared.metrics import ALL, MetricKind
 
+from ...processes import DEADLINE_S
 from ...yaml_files import load_yaml
 
 ROOT = Path(__file__).parents[3]
@@ -190,4 +191,4 @@ def judge(folder: Path, tests: list[dict[str, Any]]) -> subprocess.CompletedProc
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
     assert PROMTOOL is not None
-    return subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, check=False, timeout=DEADLINE_S)

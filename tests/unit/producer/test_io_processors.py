@@ -18,6 +18,7 @@ from penstock.shared import errors
 
 from ... import io_processors
 from ...io_processors import Broken, Nearest
+from ...processes import DEADLINE_S
 
 HERE = io_processors.__name__
 
@@ -76,7 +77,7 @@ async def test_a_waiting_processor_does_not_block_others() -> None:
     class Slow(Nearest):
         def parse_request(self, data: Any) -> tuple[str, list[str]]:
             loop.call_soon_threadsafe(inside.set)
-            assert go.wait(60)
+            assert go.wait(DEADLINE_S)
             return super().parse_request(data)
 
     making = asyncio.ensure_future(IOProcessors([Slow()]).find(None).prompts({"thing": "4", "names": ["a"]}, "id"))

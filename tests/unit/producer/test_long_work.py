@@ -9,6 +9,8 @@ from typing import Any
 from penstock.producer.background.concurrency import LongWork, in_long_thread
 from penstock.producer.io_processors import IOProcessor, NamedProcessor
 
+from ...processes import DEADLINE_S
+
 # More than there are threads of any kind.
 MANY = 80
 
@@ -22,7 +24,7 @@ class SlowProcessor(IOProcessor):
         self.go_on = threading.Event()
 
     def parse_request(self, data: Any) -> Any:
-        self.go_on.wait(600)
+        self.go_on.wait(DEADLINE_S)
         return data
 
     def pre_process(self, prompt: Any, request_id: str | None = None) -> Any:
@@ -38,7 +40,7 @@ async def test_slow_processors_leave_the_loops_own_threads_alone() -> None:
     calls = [asyncio.create_task(named.prompts("text", str(number))) for number in range(MANY)]
     await asyncio.sleep(0)  # each has asked for a thread
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             assert await asyncio.to_thread(len, "abc") == 3
             assert await in_long_thread(LongWork.ADAPTERS, len, "abc") == 3
     finally:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ...processes import DEADLINE_S
 from ...warm_python import WARM_PYTHON_VARIABLE, WarmProgram
 
 PYTHON = sys.executable
@@ -126,7 +127,7 @@ def test_a_warm_program_is_the_process_that_its_test_started(tmp_path: Path) -> 
     with pytest.raises(subprocess.TimeoutExpired):
         heeds.wait(0)
     heeds.send_signal(signal.SIGCONT)
-    assert heeds.wait(60) == 7
+    assert heeds.wait(DEADLINE_S) == 7
     heeds.terminate()  # no program's any more
     with (tmp_path / "out").open("w") as out:
         dies = WarmProgram([PYTHON, str(path), "dies"], stdout=out)

@@ -13,6 +13,8 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.worker.serving.redis_waiting import FIRST_PAUSE_S, MAX_PAUSE_S, RedisPressure, cpu_seconds
 
+from ...processes import DEADLINE_S
+
 
 class Readings:
     """A Redis that uses so much of its core, read every two seconds."""
@@ -78,7 +80,7 @@ async def test_an_idle_writer_stops_polling_when_no_pause_is_left(monkeypatch: p
     pressure.record_cpu(0.0, next(at_s))
     pressure.pause_s = 4 * FIRST_PAUSE_S
     running = asyncio.create_task(pressure.run())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         assert [await checks.get() for _ in range(3)] == [4 * FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, FIRST_PAUSE_S]
         await until_check_is_over()
         assert checks.empty()

@@ -30,7 +30,8 @@ from penstock.worker.text.thread import LONG_TEXT_CHARS
 from penstock.worker.text.tokenizer import TextCodec
 from penstock.worker.text.vocabulary import byte_alphabet
 
-DEADLINE_S = 60.0
+from ...processes import DEADLINE_S
+
 LONG_TEXT = "17 + 4 = 21. " * LONG_TEXT_CHARS
 READY = Ready(
     model_folder="/m",

@@ -14,6 +14,7 @@ from penstock.shared.keys import Keys
 from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
 from penstock.shared.swap.views import SleepLevel
 
+from ....processes import DEADLINE_S
 from ..conftest import CAUSE, die, enqueue, final, held, record, take
 from ..snapshot import read_snapshot
 
@@ -22,7 +23,6 @@ POLICIES = ("", "x", "5", '{"bands": 3}', '{"bands": ["a"], "default_band": "b"}
 TENANT_POLICIES = ("", "x", "5", '{"weight": "x"}', '{"max_queue_depth": {}}')
 # What is held there and nowhere else is lost with the key; all that comes after it is served.
 HOLDING = ("lane", "returned", "suspects")
-DEADLINE_S = 120
 OF_REQUESTS = ("request", "log", "payload", "parked", "input")
 
 

@@ -14,6 +14,7 @@ from penstock.shared.redis_access import link as redis_link
 from penstock.shared.redis_access import replies
 from penstock.shared.redis_access.check import check_redis
 
+from ....processes import DEADLINE_S
 from ..harness import claim_one, write
 
 # A write takes a few turns of the event loop; the cancellation is to meet each of them.
@@ -37,7 +38,7 @@ async def check_closing(url: str) -> None:
         await asyncio.sleep(0)
         subscriber.unsubscribe(subscription)
         await pass_turns(num_turns)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(subscriber.close(), commands.close())
             await asyncio.gather(asking, return_exceptions=True)
 
@@ -55,7 +56,7 @@ async def test_a_client_closes_right_after_its_last_request(redis_url: str, name
         await write(broker, await claim_one(broker), 0, 65, end=FinishReason.STOP)
         assert (await generating).text == "A"
         await pass_turns(num_turns)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             await client.close()
 
 
@@ -92,7 +93,7 @@ async def test_a_subscriber_closes_though_connecting_swallows_cancellations(
     await commands.open()
     monkeypatch.setattr(UnixDomainSocketConnection, "connect", connect_deaf)
     await commands.execute("CLIENT", "KILL", "TYPE", "pubsub")
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         await is_connecting.wait()
         await subscriber.close()
 
@@ -104,7 +105,7 @@ async def test_a_connection_outlives_a_silence_longer_than_the_urls_timeout(redi
         monkeypatch.setattr(redis_link, "hiredis_pack", None)
     connection = CommandConnection(f"{redis_url}?socket_timeout=0.05")
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             before = await connection.execute("CLIENT", "ID")
             assert await connection.execute("BLPOP", f"{namespace}:nothing", "0.3") is None
             assert await connection.execute("CLIENT", "ID") == before

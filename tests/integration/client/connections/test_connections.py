@@ -21,6 +21,7 @@ from penstock.shared.redis_access import link as redis_link
 from penstock.shared.redis_access import replies
 from penstock.shared.redis_access.check import check_redis
 
+from ....processes import DEADLINE_S
 from ..harness import until
 
 NAME, PASSWORD = "app", "pass:word"
@@ -113,7 +114,7 @@ async def check_connections(url: str) -> None:
             if number == 0:
                 await commands.execute("CLIENT", "KILL", "TYPE", "pubsub", "SKIPME", "yes")
                 await commands.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no")
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(DEADLINE_S):
                     await restored.wait()
         subscriber.unsubscribe(subscription)
     finally:

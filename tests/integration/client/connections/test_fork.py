@@ -15,6 +15,7 @@ from penstock.shared.broker import Broker
 from penstock.shared.errors import ClientClosedError
 from penstock.shared.messages.outcome import FinishReason
 
+from ....processes import DEADLINE_S
 from ..harness import claim_one, write
 
 # What happens in the child comes out of a pipe; a child that hangs is ended with its process group.
@@ -47,7 +48,7 @@ def run_script(script: str, redis_url: str, namespace: str) -> object:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FRAME + dedent(script), redis_url, namespace]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
         # The child has the pipes as well.
         subprocess.run(["kill", "-9", "--", f"-{process.pid}"], check=True)

@@ -21,6 +21,7 @@ from penstock.shared.errors import (
     RequestNotFoundError,
 )
 
+from ....processes import DEADLINE_S
 from ....redis_server import RedisServer
 from ..harness import claim_one, collect, token_indexes, until, write
 
@@ -45,7 +46,7 @@ async def test_a_full_server_is_waited_for(server: RedisServer, engine: Broker) 
         assert not claiming.done()
         assert not streaming.done()
         await set_maxmemory(commands, 0)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             await writing
             assert (await claiming).claims == []
             assert "".join(delta.text for delta in await streaming) == "AB"
@@ -79,7 +80,7 @@ async def test_detached_requests_that_redis_has_forgotten_end(client, broker, mo
     assert (await anext(streams[0])).token_ids == [65]  # from here on it is known to have been there
     waits = [asyncio.ensure_future(collect_all(stream)) for stream in streams]
     await broker.forget("gone")
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(RequestLostError, match="is no longer in Redis"):
             await waits[0]
     assert not waits[1].done()
@@ -205,7 +206,7 @@ async def test_streams_end_at_a_primary_that_has_become_a_replica(server: RedisS
         handle = await client.submit("hi")
         waits = [streaming, asyncio.ensure_future(handle.result())]
         await commands.execute("REPLICAOF", "127.0.0.1", "1")
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             for wait in waits:
                 with pytest.raises(RedisUnavailableError, match=r"read-only replica .*the primary"):
                     await wait

@@ -14,6 +14,7 @@ from penstock.shared import connection as connection_module
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.redis_access import replies
 
+from ....processes import DEADLINE_S
 from ....redis_server import RedisServer
 from ..harness import until
 
@@ -107,7 +108,7 @@ async def commands(link: SlowLink, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 
 async def test_a_large_command_is_sent(link: SlowLink, commands: CommandConnection) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         assert await commands.execute("SET", "large", LARGE, retry=False) == b"OK"
 
 
@@ -116,7 +117,7 @@ async def test_a_large_reply_is_read(link: SlowLink, commands: CommandConnection
     direct = CommandConnection(server.url)
     await direct.execute("SET", "large", LARGE)
     await direct.close()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         assert await commands.execute("GET", "large", retry=False) == LARGE
 
 

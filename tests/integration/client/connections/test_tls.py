@@ -18,6 +18,8 @@ from penstock.shared.errors import RedisUnavailableError
 from penstock.shared.redis_access.check import check_redis
 from penstock.shared.redis_access.embedded import find_redis_server
 
+from ....processes import DEADLINE_S
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -94,7 +96,7 @@ async def test_both_connections_speak_it(folder: Path, port: int) -> None:
         await subscriber.open()
         await subscriber.subscribe("test:channel", lambda _: came.set())
         assert await commands.execute("PUBLISH", "test:channel", b"x" * 1_000_000) == 1
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             await came.wait()
     finally:
         await subscriber.close()

@@ -11,6 +11,7 @@ import structlog
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
 
+from ....processes import DEADLINE_S
 from ..harness import claim_one, until_followed, write
 
 
@@ -36,7 +37,7 @@ async def test_junk_on_a_channel_is_passed_over_and_logged_once(client, broker, 
         await commands.execute("PUBLISH", channel, junk)
         await commands.execute("PUBLISH", channel, junk)
         await write(broker, claim, 1, 66, end=FinishReason.STOP)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             assert (await whole).text == "AB"
     (line,) = [line for line in logged if line["event"] == "record_undecodable"]
     assert (line["log_level"], line["request_id"]) == ("warning", handle.request_id)

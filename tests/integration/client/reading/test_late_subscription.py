@@ -48,7 +48,7 @@ async def test_records_published_before_the_subscription_are_delivered(
 
         await until(is_heard)
         await write(broker, claim, 1, 66, end=FinishReason.STOP)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         output = await streaming
     assert output.text == "AB"
     assert output.outputs[0].token_ids == [65, 66]

@@ -15,6 +15,7 @@ from penstock.shared.errors import RedisUnavailableError
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
 
+from ....processes import DEADLINE_S
 from ..harness import claim_one, write
 
 
@@ -41,7 +42,7 @@ async def subscriber(redis_url: str) -> AsyncIterator[Subscriber]:
 
 
 async def tokens_of(reader: DeltaReader) -> list[int]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         return [token_id async for delta in reader for token_id in delta.token_ids]
 
 

@@ -13,6 +13,7 @@ from penstock.producer.reconnect import StreamPosition, reconnect
 from penstock.shared import errors
 from penstock.shared.broker import Broker, Claim
 
+from ....processes import DEADLINE_S
 from ..harness import claim_one, until, write
 
 LINGER_S = 0.6
@@ -29,7 +30,7 @@ async def other(redis_url: str, namespace: str, broker: Broker) -> AsyncIterator
 async def read(deltas: AsyncGenerator[Delta], position: StreamPosition, num_tokens: int) -> str:
     """Text of the next deltas, with the number of each one's answer, up to so many tokens."""
     said = ""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while num_tokens > 0:
             delta = await anext(deltas)
             if position.advance(delta):

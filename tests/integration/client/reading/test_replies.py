@@ -10,6 +10,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from penstock.shared.redis_access.link import close_connection, make_pool, open_connection
 from penstock.shared.redis_access.replies import deliver_replies
 
+from ....processes import DEADLINE_S
+
 
 async def test_a_connection_closed_right_after_its_last_reply_is_detected(redis_url: str) -> None:
     connection = await open_connection(make_pool(redis_url))
@@ -21,7 +23,7 @@ async def test_a_connection_closed_right_after_its_last_reply_is_detected(redis_
         while not reader.at_eof():
             await asyncio.sleep(0)
         with pytest.raises(RedisConnectionError):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(DEADLINE_S):
                 await deliver_replies(connection, print)
     finally:
         await close_connection(connection)

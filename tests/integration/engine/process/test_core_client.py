@@ -22,10 +22,10 @@ from penstock.worker.serving.core.process import ForkServer
 from penstock.worker.serving.core.stall import StallWatch
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 
+from ....processes import DEADLINE_S
 from ...gated_weights import GatedModel
 from ..harness import Gate, request, write_model_with_code
 
-TIMEOUT_S = 240
 STALL_TIMEOUT_S = 1.0
 
 FAULTY_MODEL = """
@@ -75,7 +75,7 @@ class Core:
 
 @pytest.fixture
 async def core() -> AsyncIterator[Core]:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(DEADLINE_S):
         core = Core()
         yield core
         if core.client.pid and not core.client.dead.is_set():

@@ -23,6 +23,7 @@ from penstock.shared.messages.core import (
 from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.config.engine_config import EngineConfig
 
+from ....processes import DEADLINE_S
 from ..harness import SHAPE, CoreProcess, Gate, request, write_gated_model
 
 OPTIONS: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 8, "max_model_len": 200}
@@ -79,7 +80,7 @@ def test_a_life_of_a_core(
         UtilityOutput(4, answer=Invariants(blocks, blocks, 0, 0)),
     ]
     core_process.send(Shutdown())
-    assert core_process.process.wait(timeout=120) == 0
+    assert core_process.process.wait(timeout=DEADLINE_S) == 0
 
 
 def test_a_core_ends_with_its_worker(core_process: CoreProcess, model_folder: Callable[[str], Path]) -> None:
@@ -109,4 +110,4 @@ def test_a_failed_start_is_explained_without_a_trace(
     assert isinstance(failed, StartupFailed)
     assert (failed.code, failed.trace) == (code, "")
     assert message in failed.message
-    assert core_process.process.wait(timeout=120) == 1
+    assert core_process.process.wait(timeout=DEADLINE_S) == 1

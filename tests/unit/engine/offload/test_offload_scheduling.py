@@ -27,12 +27,12 @@ from penstock.worker.engine.scheduling.batches import BatchQueue
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 
+from ....processes import DEADLINE_S
 from ..paged_hash import BLOCK_SIZE, EOS, MAX_MODEL_LEN, VOCAB_SIZE, Arrival, PagedHash, arrivals, run, verify
 
 BLOCK_BYTES = BLOCK_SIZE * 8
 IDENTITY = b"\1" * 32
 PROMPT = [5, 6, 5, 5, 6, 6, 5, 6, 6, 6, 5, 5, 6, 5]
-DEADLINE_S = 60.0
 
 
 class GatedTiers(Tiers):

@@ -29,9 +29,9 @@ from penstock.worker.engine.structured.spec import GrammarKind, GrammarSpec
 from penstock.worker.engine.structured.threads import WAITING_SHARE, CompileThreads, Task
 
 from ....every_exception import EVERY_EXCEPTION, name_of, raising
+from ....processes import DEADLINE_S
 
 EOS, VOCAB_SIZE = 2, 64
-DEADLINE_S = 60.0
 
 
 class FakeGrammar:
