@@ -22,6 +22,8 @@ from ...shared.partitions.budgets import ledger_models
 from ...shared.queue.budgets import ANY_MODEL, TOKENS_PER_PRICE, Price
 from ...shared.values.shown import shown
 
+# Variable that names the file of prices for every command.
+PRICES_VARIABLE = "PENSTOCK_PRICES"
 # Days of usage when its start is left out.
 DEFAULT_DAYS = 30
 

@@ -17,7 +17,7 @@ from ..errors import (
     from_wire,
 )
 from ..params.images import ImageInput
-from ..values.shown import shown
+from ..values.shown import format_number, shown
 
 NEW = "new"
 UNSERVED = "unserved"
@@ -183,7 +183,8 @@ def read_answer(entry: Entry, answer: bytes | list[Any]) -> str | PenstockError:
 
 def budget_refusal(tenant: str, answer: list[Any]) -> InsufficientQuotaError:
     """Return the error of a refusal of ``budgets.lua``. ``tenant`` is as people read it."""
-    scope, period, unit, limit = (word.decode() for word in answer[1:5])
+    scope, period, unit = (word.decode() for word in answer[1:4])
+    limit = format_number(float(answer[4]))
     owner = f"tenant {tenant}" if scope == "tenant" else f"this API key of tenant {tenant}"
     if answer[5] < 0:
         end, retry_after_s = "it is not renewed", NEVER_RENEWED_S

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Set
 
 import msgspec
 
 from ..errors import ValidationError
-from ..queue.lifecycle import LIVE_STATES, RequestState
+from ..queue.lifecycle import LIVE_STATES, RETRYABLE_STATES, RequestState
 from .broker import Broker
 from .dead_letter import DeadLetter
 from .request_history import MAX_LISTED, RequestFilter, RequestHistory
@@ -16,13 +16,18 @@ from .request_history import MAX_LISTED, RequestFilter, RequestHistory
 AT_ONCE = 64
 
 
-async def count_matching(history: RequestHistory, selection: RequestFilter) -> int:
+async def count_matching(
+    history: RequestHistory, selection: RequestFilter, states: Set[RequestState] = LIVE_STATES
+) -> int:
     """Return how many requests ``cancel_matching`` would end now, counted up to 10,000.
 
+    Args:
+        states: ``RETRYABLE_STATES`` counts those that ``retry_matching`` would try to queue.
+
     Raises:
-        ValidationError: ``selection`` names only ended states.
+        ValidationError: ``selection`` names none of ``states``.
     """
-    return len(await history.requests(_live(selection), limit=MAX_LISTED))
+    return len(await history.requests(within(selection, states), limit=MAX_LISTED))
 
 
 async def cancel_matching(history: RequestHistory, selection: RequestFilter) -> int:
@@ -31,23 +36,69 @@ async def cancel_matching(history: RequestHistory, selection: RequestFilter) -> 
     Requests that arrive meanwhile may or may not be ended.
 
     Raises:
-        ValidationError: ``selection`` names only ended states.
+        ValidationError: ``selection`` is empty, or names only ended states.
     """
-    live = _live(selection)
-    return sum([await _cancel_in(part, live) for part in history.parts])
+    _check_not_empty(selection)
+
+    async def cancel(broker: Broker, request_id: str) -> bool:
+        return await broker.cancel(request_id) is RequestState.CANCELLED
+
+    return await _change_each(history, within(selection, LIVE_STATES), cancel)
 
 
-async def _cancel_in(part: RequestHistory, live: RequestFilter) -> int:
-    broker, num_cancelled, num_listed = Broker(part.connection, part.keys), 0, MAX_LISTED
+async def retry_matching(history: RequestHistory, selection: RequestFilter, now: float) -> int:
+    """Queue the failed, cancelled and expired requests that a filter selects again. Return how many.
+
+    Requests whose input is not retained stay as they are.
+
+    Args:
+        now: Unix time; later ends are left out, so that a request which fails again at once is retried once.
+
+    Raises:
+        ValidationError: ``selection`` is empty, or names no such state.
+    """
+    _check_not_empty(selection)
+    ended = within(selection, RETRYABLE_STATES)
+    ended = msgspec.structs.replace(ended, until=min(ended.until or now, now))
+    # The list has the newest first. The oldest is to be queued first.
+    return await _change_each(history, ended, Broker.retry, is_reversed=True)
+
+
+def _check_not_empty(selection: RequestFilter) -> None:
+    # A filter whose fields were forgotten must not change every request of a model.
+    if selection == RequestFilter():
+        raise ValidationError(f"the filter is empty; set one of {', '.join(RequestFilter.__struct_fields__)}")
+
+
+async def _change_each(
+    history: RequestHistory,
+    selection: RequestFilter,
+    change: Callable[[Broker, str], Awaitable[bool]],
+    *,
+    is_reversed: bool = False,
+) -> int:
+    """Call ``change`` with all requests that a filter selects, in the order of the list, and count those changed."""
+    return sum([await _change_in(part, selection, change, is_reversed=is_reversed) for part in history.parts])
+
+
+async def _change_in(
+    part: RequestHistory,
+    selection: RequestFilter,
+    change: Callable[[Broker, str], Awaitable[bool]],
+    *,
+    is_reversed: bool,
+) -> int:
+    broker, num_changed, num_listed = Broker(part.connection, part.keys), 0, MAX_LISTED
     while num_listed == MAX_LISTED:
-        requests = await part.requests(live, limit=MAX_LISTED)
-        states: list[RequestState | None] = []
+        requests = await part.requests(selection, limit=MAX_LISTED)
+        if is_reversed:
+            requests.reverse()
+        changed: list[bool] = []
         for start in range(0, len(requests), AT_ONCE):
             ids = [request.request_id for request in requests[start : start + AT_ONCE]]
-            states += await asyncio.gather(*map(broker.cancel, ids))
-        num_ended = sum(state is RequestState.CANCELLED for state in states)
-        num_listed, num_cancelled = len(requests) if num_ended else 0, num_cancelled + num_ended
-    return num_cancelled
+            changed += await asyncio.gather(*(change(broker, request_id) for request_id in ids))
+        num_listed, num_changed = len(requests) if any(changed) else 0, num_changed + sum(changed)
+    return num_changed
 
 
 async def replay_parked(letter: DeadLetter, request_ids: Iterable[str] | None) -> int:
@@ -67,9 +118,13 @@ async def _count_done(
     return sum([sum(await asyncio.gather(*map(do, ids[i : i + AT_ONCE]))) for i in range(0, len(ids), AT_ONCE)])
 
 
-def _live(selection: RequestFilter) -> RequestFilter:
-    """Return the same filter, limited to live requests."""
-    states = tuple(sorted(state.value for state in selection.selected & LIVE_STATES))
-    if not states:
-        raise ValidationError(f"states must include a state that is not an end, got {', '.join(selection.states)}")
-    return msgspec.structs.replace(selection, states=states)
+def within(selection: RequestFilter, states: Set[RequestState]) -> RequestFilter:
+    """Return the same filter, limited to some states.
+
+    Raises:
+        ValidationError: it selects none of them.
+    """
+    names = tuple(sorted(state.value for state in selection.selected & states))
+    if not names:
+        raise ValidationError(f"states must include {' or '.join(sorted(states))}, got {', '.join(selection.states)}")
+    return msgspec.structs.replace(selection, states=names)

@@ -150,7 +150,8 @@ class RequestHistory:
     async def _others(self, selection: RequestFilter, limit: int, listed: set[str]) -> list[RequestSummary]:
         """Return ended requests and those that await input, by their last event. The records of others have more."""
         requests: list[RequestSummary] = []
-        async for event in self._newest_first(str(round(1000 * selection.until)) if selection.until else "+"):
+        # Also events after ``until``: the last one of a request decides.
+        async for event in self._newest_first():
             if event.at < selection.since or len(requests) == limit:
                 break
             if event.request_id not in listed:
@@ -160,7 +161,8 @@ class RequestHistory:
                     requests.append(request)
         return requests
 
-    async def _newest_first(self, last: str = "+") -> AsyncIterator[RequestEvent]:
+    async def _newest_first(self) -> AsyncIterator[RequestEvent]:
+        last = "+"
         while entries := await self._newest(last, PAGE):
             for event in _without_none(decode_entry(entry) for entry in entries):
                 yield event

@@ -42,7 +42,7 @@ log = get_logger(__name__)
 
 def _linked_script(name: str, text: str) -> Script:
     tables = moves_as_lua() + f"local DEFAULT_POLICY = [==[{QueuePolicy().encode().decode()}]==]\n"
-    return script_of(name, tables + linked_text(text, PARTS))
+    return script_of(name, linked_text(text, PARTS, tables))
 
 
 SCRIPTS: dict[str, Script] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from uuid import uuid4
 
 import msgspec
 
@@ -21,6 +22,10 @@ from ..queue.budgets import Budget, BudgetState
 from .layout import Layout, read_layouts
 
 SYNC_EVERY_MS = 700
+# After the last budget was removed, in case a late process has written it to a partition again.
+SYNC_WITHOUT_BUDGETS_MS = 60_000
+# Field of the records that changes with each of them.
+_VERSION = ""
 _encoder = msgspec.msgpack.Encoder()
 # Name, start of its period, and the amount spent in one partition since.
 _Spent = dict[str, tuple[int, float]]
@@ -45,12 +50,12 @@ class BudgetStore:
         Raises:
             ValidationError: a value is invalid.
         """
-        await self._connection.execute("HSET", self._key, budget.validated().name, msgspec.json.encode(budget))
+        fields = (budget.validated().name, msgspec.json.encode(budget))
+        await self._connection.execute("HSET", self._key, _VERSION, uuid4().hex, *fields)
 
     async def remove_budget(self, name: str) -> bool:
         """Remove a budget. Returns whether it existed."""
-        # The empty field remains, so that partitions are told that the last budget was removed.
-        await self._connection.execute("HSET", self._key, "", "")
+        await self._connection.execute("HSET", self._key, _VERSION, uuid4().hex)
         return bool(await self._connection.execute("HDEL", self._key, name))
 
 
@@ -80,11 +85,20 @@ async def sync_budgets(connection: CommandConnection, keys: Keys) -> list[Budget
 
 
 async def sync_if_due(connection: CommandConnection, keys: Keys) -> None:
-    """Call ``sync_budgets`` unless there was never a budget, or another process has just done it."""
-    if await connection.execute("EXISTS", keys.budgets()) and await connection.execute(
-        "SET", keys.budgets_synced(), "1", "NX", "PX", SYNC_EVERY_MS
-    ):
-        await sync_budgets(connection, keys)
+    """Call ``sync_budgets`` unless all partitions know that there is no budget, or another process has just done it.
+
+    A version is read before the budgets, so that one which is set meanwhile has another.
+    """
+    version, num_fields = await asyncio.gather(
+        connection.execute("HGET", keys.budgets(), _VERSION), connection.execute("HLEN", keys.budgets())
+    )
+    is_empty = num_fields == (version is not None)
+    if is_empty and (version is None or version == await connection.execute("GET", keys.budgets_ended())):
+        return
+    if await connection.execute("SET", keys.budgets_synced(), "1", "NX", "PX", SYNC_EVERY_MS):
+        states = await sync_budgets(connection, keys)
+        if version is not None and not states:
+            await connection.execute("SET", keys.budgets_ended(), version, "PX", SYNC_WITHOUT_BUDGETS_MS)
 
 
 async def _of_each(

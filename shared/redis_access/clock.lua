@@ -17,6 +17,7 @@ local function now_us()
   return marks.now_us
 end
 local function now_ms() return math.floor(now_us() / 1000) end
+local function now_s() return math.floor(now_us() / 1000000) end
 
 -- Return a stored time (ms), cut to longest_ms from now.
 function marks.cut(mark, longest_ms) return math.min(mark, now_ms() + longest_ms) end

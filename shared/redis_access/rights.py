@@ -240,7 +240,7 @@ def _of_workers(keys: Keys) -> Reach:
             _any_with_prefix(keys.engine("")),
             _any_with_prefix(keys.process("")),
             _any_with_prefix(keys.device("")),
-            as_literal(keys.budgets_synced()),
+            *_literals(keys.budgets_ended(), keys.budgets_synced()),
         ),
         reads=_literals(
             keys.layouts(), keys.adapters(), keys.adapter_numbers(), keys.budgets(), keys.forgotten_models()

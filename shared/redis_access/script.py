@@ -3,6 +3,10 @@
 A script may begin with a line ``-- uses: NAMES``, which names other files as its parts. Their texts come before its
 own, each once, after the parts that they use themselves. So a local function of a part is one of each script that uses
 it. ``clock``, which is in this folder, is a part for scripts of all folders.
+
+Each text is a function within the function of the text before it. Each call creates all functions of its script anew.
+For each name that a new function uses of the function around it, Lua walks over all names that functions have used of
+that one so far. Names of functions further out are copied without such a walk.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from importlib.resources.abc import Traversable
 
 import msgspec
 
+# A Lua function uses at most this many names of the functions around it.
+_MAX_OUTER_NAMES = 60
 _COMMON = {"clock": (resources.files(__name__.rpartition(".")[0]) / "clock.lua").read_text(encoding="utf-8")}
 
 
@@ -49,9 +55,24 @@ def part_names(text: str, parts: Mapping[str, str]) -> list[str]:
     return names
 
 
-def linked_text(text: str, parts: Mapping[str, str]) -> str:
-    """Return a text behind those of the parts that it uses."""
-    return "".join((*(_text_of_part(name, parts) for name in part_names(text, parts)), text))
+def linked_text(text: str, parts: Mapping[str, str], tables: str = "") -> str:
+    """Return a text behind those of the parts that it uses, and these behind ``tables``, which all may use."""
+    texts = [tables, *(_text_of_part(name, parts) for name in part_names(text, parts)), text]
+    linked, num_nested = texts[0], 0
+    outer_names = _declared_names(texts[0])
+    for i, own_text in enumerate(texts[1:], start=1):
+        used_names = set(re.findall(r"\w+", re.sub(r"--.*", "", "".join(texts[i:]))))
+        if 0 < len(outer_names & used_names) <= _MAX_OUTER_NAMES:
+            linked, num_nested = f"{linked}return (function() ", num_nested + 1
+        linked += own_text
+        outer_names |= _declared_names(own_text)
+    return linked + "end)()\n" * num_nested
+
+
+def _declared_names(text: str) -> set[str]:
+    """Return the names that a text declares for those behind it: locals of lines that are not indented."""
+    lists = re.findall(r"^local (?:function )?(\w+(?:, *\w+)*)", text, re.MULTILINE)
+    return {name for names in lists for name in re.split(", *", names)}
 
 
 def load_scripts(package: str, names: Iterable[str]) -> dict[str, Script]:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,8 @@ from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.shards import make_pair
 
+from ...moved_clock import MovedClock
+from ...redis_server import RedisServer
 from ..conftest import LONG_MS
 from .snapshot import read_snapshot
 
@@ -52,17 +55,41 @@ def patient_engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tell each test that talks to Redis where: "server", "cluster", or "database", which is not number 0."""
+    """Tell each test that talks to Redis where: "server", "cluster", "database" (not number 0), or "moved_clock"."""
     if "broker_on" in metafunc.fixturenames:
         places = [metafunc.config.getoption("--broker-on")]
-        if metafunc.definition.path.stem in ON_BOTH and places == ["server"]:
+        if "clock" in metafunc.fixturenames:
+            places = ["moved_clock"]
+        elif metafunc.definition.path.stem in ON_BOTH and places == ["server"]:
             places += ["cluster", "database"]
         metafunc.parametrize("broker_on", places, indirect=True, ids=[f"on_{place}" for place in places])
 
 
 @pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    """Clock of the server of a test that names it."""
+    clock = MovedClock(tmp_path / "moved")
+    monkeypatch.setenv("PENSTOCK_REDIS_SERVER", str(clock.program))
+    return clock
+
+
+@pytest.fixture
+def moved_server_url(clock: MovedClock, tmp_path: Path) -> Iterator[str]:
+    """URL of a server of the test's own, which goes by ``clock``."""
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    try:
+        server.wait_until_ready()
+        yield server.url
+    finally:
+        server.kill()
+
+
+@pytest.fixture
 def broker_on(request: pytest.FixtureRequest) -> str:
     """The URL of the Redis that the test is about."""
+    if request.param == "moved_clock":
+        return request.getfixturevalue("moved_server_url")
     if request.param in ("server", "database"):
         url = request.getfixturevalue("redis_url")
         return url if request.param == "server" else f"{url}?db=3"
@@ -124,7 +151,7 @@ async def served_per_s(commands: CommandConnection, broker: Broker, unit: str = 
 
 
 def held(request_id: str, owner: int = 1) -> tuple[str, int]:
-    """What its first, second, … owner (claims are counted from 1) says that it holds: the id and the epoch it got.
+    """Return the id and the epoch that its first, second, … owner (claims are counted from 1) got.
 
     An epoch itself is taken as it is.
     """

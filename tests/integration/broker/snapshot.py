@@ -47,7 +47,7 @@ class Snapshot:
         return self._found.get(kind, {}).get("", {})
 
     def ttl_ms(self, kind: str, name: str) -> int:
-        """As PTTL: -1 if the key lives for ever."""
+        """Return the key's time to live as PTTL does: -1 if it has no end."""
         return self._ttls[kind, name]
 
     @property

@@ -17,8 +17,9 @@ from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.messages.requests import InputChunk
+from penstock.shared.partitions import budgets as budgets_module
 from penstock.shared.partitions.budgets import BudgetStore, sync_budgets
-from penstock.shared.queue.budgets import Budget, Period, Price, Unit
+from penstock.shared.queue.budgets import Budget, BudgetState, Period, Price, Unit
 
 from .conftest import TTL_MS, enqueue, take
 
@@ -102,6 +103,18 @@ async def test_running_requests_finish_and_waiting_ones_end(deployment: Deployme
     assert await broker.release([]) == 0
 
 
+async def test_a_small_limit_is_readable_in_errors(deployment: Deployment) -> None:
+    await deployment.set(limit=0.0000421)
+    claim = await deployment.start("a")
+    await enqueue(deployment.brokers["m"], "waiting", tenant="acme")
+    await deployment.end(claim, 5)
+    assert "0.0000421 tokens per month;" in str(await deployment.refusal())
+    assert await take(deployment.brokers["m"], "e0", 1) == []
+    (end,) = await deployment.brokers["m"].read_log("waiting")
+    assert end.error is not None
+    assert end.error.message == "the budget of its tenant is used up: 0.0000421 tokens per month"
+
+
 async def test_a_request_that_died_with_its_engine_resumes(deployment: Deployment) -> None:
     await deployment.set()
     broker = deployment.brokers["m"]
@@ -148,6 +161,29 @@ async def test_a_new_budget_counts_its_period_by_the_ledger(deployment: Deployme
     assert await deployment.refusal() is not None
 
 
+async def test_refusals_begin_with_the_end_that_uses_a_budget_up(deployment: Deployment) -> None:
+    """Whatever is left of several budgets, which the scripts count together until the first may be used up."""
+    limits, prices = {"": 50.0, "app": 25.0, "web": 16.0}, {"*": Price(input=1e6, cached=1e6, output=3e6)}
+    spent = dict.fromkeys(limits, 0.0)
+    for key_name, limit in limits.items():
+        is_cost = key_name == "app"
+        how = {"unit": Unit.COST, "prices": prices} if is_cost else {}
+        await deployment.set(key_name=key_name, limit=limit, period=Period.DAY, **how)
+    for number, key_name in enumerate(
+        ["web", "app", "", "web", "web", "app", "", "web", "app", "web", "app", "", "app"]
+    ):
+        is_refused = any(spent[name] >= limits[name] for name in {"", key_name})
+        assert (await deployment.refusal(key_name=key_name) is not None) == is_refused, (number, spent)
+        if is_refused:
+            continue
+        num_tokens = 1 + number % 4
+        await deployment.end(await deployment.start(f"r{number}", key_name=key_name), num_tokens)
+        spent[""] += 2 * num_tokens
+        if key_name:
+            spent[key_name] += 2 * num_tokens * (2 if key_name == "app" else 1)
+    assert await deployment.spent() == list(spent.values())
+
+
 async def test_a_past_period_is_forgotten(deployment: Deployment, commands: CommandConnection) -> None:
     await deployment.set(period=Period.DAY)
     key = deployment.keys.model("m").prefix + "budget_spent"
@@ -155,6 +191,38 @@ async def test_a_past_period_is_forgotten(deployment: Deployment, commands: Comm
     assert await deployment.refusal() is None
     await deployment.end(await deployment.start("a"), 10)
     assert await deployment.spent() == [20.0]
+
+
+async def test_without_budgets_supervisors_compare_nothing(
+    deployment: Deployment, commands: CommandConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until one is set, also if that is while a supervisor writes that there is none."""
+    calls: list[int] = []
+
+    async def sync(connection: CommandConnection, keys: Keys) -> list[BudgetState]:
+        states = await sync_budgets(connection, keys)
+        calls.append(len(states))
+        if len(calls) == 3:
+            await deployment.store.set_budget(Budget(tenant="acme", limit=30.0))
+        return states
+
+    async def passes_second() -> list[int]:
+        await commands.execute("DEL", deployment.keys.budgets_synced())
+        await budgets_module.sync_if_due(commands, deployment.keys)
+        return calls
+
+    monkeypatch.setattr(budgets_module, "sync_budgets", sync)
+    assert await passes_second() == []
+    await deployment.store.set_budget(Budget(tenant="acme", limit=9.0))
+    assert await passes_second() == [1]
+    await deployment.store.remove_budget("acme\n\nmonth")
+    assert await passes_second() == [1, 0]
+    assert await passes_second() == [1, 0]
+    await deployment.store.remove_budget("acme\n\nmonth")
+    assert await passes_second() == [1, 0, 0]
+    assert await passes_second() == [1, 0, 0, 1]
+    await deployment.end(await deployment.start("a"), 20)
+    assert await deployment.refusal() is not None
 
 
 async def test_removed_budgets_refuse_nothing(deployment: Deployment) -> None:
@@ -166,7 +234,7 @@ async def test_removed_budgets_refuse_nothing(deployment: Deployment) -> None:
     assert await deployment.refusal() is None
 
 
-@pytest.mark.parametrize("name", ["budgets", "budget_spent"])
+@pytest.mark.parametrize("name", ["budgets", "budget_spent", "budget_left"])
 async def test_foreign_data_stops_nothing(deployment: Deployment, commands: CommandConnection, name: str) -> None:
     await deployment.set()
     key = deployment.keys.model("m").prefix + name
@@ -175,7 +243,7 @@ async def test_foreign_data_stops_nothing(deployment: Deployment, commands: Comm
     await commands.execute("SET", key, "foreign")
     await deployment.end(await deployment.start("b"), 10)
     assert await deployment.refusal() is None
-    assert await deployment.spent() == [40.0] if name == "budgets" else [20.0]
+    assert await deployment.spent() == [40.0]
 
 
 async def test_a_conversation_takes_no_more_input(deployment: Deployment) -> None:
@@ -191,8 +259,8 @@ async def test_months_are_those_of_the_calendar(commands: CommandConnection, day
     """The script's arithmetic against Python's, at times that no test waits for."""
 
     now = int(datetime.fromisoformat(f"{day}T23:59:59+00:00").timestamp())
-    text = PARTS["budgets"].replace("-- uses: lib", "") + "\nlocal a, b = budgets.bounds('month') return {a, b}"
-    start, end = await commands.execute("EVAL", f"local function now_ms() return {now}000 end\n{text}", 0)
+    text = PARTS["budgets"].replace("-- uses: lib", "") + "\nlocal a, b = open_budgets().bounds('month') return {a, b}"
+    start, end = await commands.execute("EVAL", f"local function now_s() return {now} end\n{text}", 0)
     assert (start, end) == Period.MONTH.bounds(now)
 
 

@@ -6,8 +6,6 @@ The test moves time on by the same clock, so that it waits for nothing and knows
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +21,6 @@ from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
 from penstock.shared.queue.state import QueueState
 
 from ...moved_clock import MovedClock
-from ...redis_server import RedisServer
 from .conftest import CAUSE, enqueue, final, held, take
 from .test_input import chunk, open_request, segment
 
@@ -33,25 +30,6 @@ LEASE_MS = 1000 * int(LEASE_S)
 LOOK_EVERY_S = 1.5
 BACK = (-3600.0, -900.0)
 BOTH = (*BACK, 900.0, 3600.0)
-
-
-@pytest.fixture
-def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MovedClock:
-    clock = MovedClock(tmp_path / "moved")
-    monkeypatch.setenv("PENSTOCK_REDIS_SERVER", str(clock.program))
-    return clock
-
-
-@pytest.fixture
-def broker_on(clock: MovedClock, tmp_path: Path) -> Iterator[str]:
-    """The URL of a server of the test's own, which goes by ``clock``."""
-    server = RedisServer(tmp_path / "redis")
-    server.start()
-    try:
-        server.wait_until_ready()
-        yield server.url
-    finally:
-        server.kill()
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ async def wait_until_due(commands: CommandConnection, broker: Broker, request_id
 
 
 async def make_due(commands: CommandConnection, broker: Broker, request_id: str) -> None:
-    """As if the deadline of a request that was claimed had just passed."""
+    """Move the deadline of a claimed request to just before now."""
     now_ms = await server_ms(commands)
     await commands.execute("HSET", broker.keys.request(request_id), "deadline", now_ms)
     await commands.execute("ZADD", broker.keys.prefix + "deadlines", "XX", now_ms, request_id)

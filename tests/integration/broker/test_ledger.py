@@ -160,23 +160,24 @@ async def test_an_end_that_stops_half_way_counts(broker: Broker, commands) -> No
 async def test_foreign_data_in_the_ledger_stops_no_end(broker: Broker, commands, is_whole_key: bool) -> None:
     now = int((await commands.execute("TIME"))[0])
     keys = [broker.keys.ledger(step_s, at - at % step_s) for step_s in (HOUR_S, DAY_S) for at in (now, now + step_s)]
-    for key in (*keys, broker.keys.prefix + "ledger:open"):
+    for key in (*keys, broker.keys.prefix + "ledger:rows"):
         if is_whole_key:
             await commands.execute("SET", key, "foreign")
         else:
-            await commands.execute("HSET", key, "acme\n\n", "foreign", "start", "foreign")
+            await commands.execute(*(("RPUSH", key) if key.endswith("rows") else ("HSET", key, "acme\n\n")), "foreign")
     claim = await begin(broker, "a")
     assert await broker.finish([end(claim, 1)]) == []
     assert await checked(commands, broker) == {NO_KEY: LedgerSums(finished=1, prompt=10, output=2)}
 
 
 async def test_an_hour_that_has_passed_keeps_its_sums(broker: Broker, commands) -> None:
-    """Sums of an hour move to it when the next end comes, however late that is, or the clock went back."""
+    """An end counts in the hour in which it was, however late its row is read, or if the clock went back."""
+    rows = broker.keys.prefix + "ledger:rows"
     for hours in (5, 30, -3):
         claim = await begin(broker, f"r{hours}")
         assert await broker.finish([end(claim, 1)]) == []
-        start = int(await commands.execute("HGET", broker.keys.prefix + "ledger:open", "start"))
-        await commands.execute("HSET", broker.keys.prefix + "ledger:open", "start", start - hours * HOUR_S)
+        at, line_feed, rest = (await commands.execute("LINDEX", rows, -1)).partition(b"\n")
+        await commands.execute("LSET", rows, -1, b"%d" % (int(at) - hours * HOUR_S) + line_feed + rest)
     claim = await begin(broker, "last")
     assert await broker.finish([end(claim, 1)]) == []
     keys = Keys(broker.keys.prefix.partition(":")[0])

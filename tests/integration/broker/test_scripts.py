@@ -7,6 +7,7 @@ import pytest
 
 from penstock.shared.broker import Broker
 from penstock.shared.messages.deltas import Delta
+from penstock.shared.redis_access.script import linked_text
 
 from .conftest import TTL_MS, assert_nothing_is_left, enqueue, final, held, record, take
 
@@ -144,3 +145,16 @@ async def test_scripts_survive_a_flush_of_the_script_cache(broker: Broker, comma
     await enqueue(broker, "a")
     await commands.execute("SCRIPT", "FLUSH")
     assert [claim.request_id for claim in await take(broker, "e0", 1)] == ["a"]
+
+
+@pytest.mark.parametrize("num_names", [1, 59, 60, 61, 150])
+async def test_a_text_uses_all_names_of_those_before_it(commands, num_names: int) -> None:
+    """A Lua function uses at most 60 names of those around it; a text that needs more is none of its own."""
+    names = [f"name_{i}" for i in range(num_names)]
+    parts = {"first": "".join(f"local {name} = {i}\n" for i, name in enumerate(names))}
+    functions = [f"function () return {' + '.join(names[i : i + 50])} end" for i in range(0, num_names, 50)]
+    parts["second"] = f"-- uses: first\nlocal functions = {{{', '.join(functions)}}}\n"
+    text = "-- uses: second\nlocal sum = 0\nfor _, part in ipairs(functions) do sum = sum + part() end\nreturn sum\n"
+    text = linked_text(text, parts)
+    assert text.count("(function()") == (2 if num_names <= 60 else 1)
+    assert await commands.execute("EVAL", text, 0) == sum(range(num_names))

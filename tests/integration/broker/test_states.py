@@ -134,8 +134,7 @@ async def test_every_transition_of_the_table_happens(broker: Broker, before: Req
 
 @pytest.mark.parametrize("before", RequestState)
 async def test_other_moves_are_refused(commands, broker: Broker, before: RequestState) -> None:
-    lib = linked_text("-- uses: lib\n", PARTS)
-    text = moves_as_lua() + lib + "move(KEYS[1], ARGV[2], ARGV[3], 'engine', 'e9')"
+    text = linked_text("-- uses: lib\nmove(KEYS[1], ARGV[2], ARGV[3], 'engine', 'e9')\n", PARTS, moves_as_lua())
     key = broker.keys.request("a")
     for after in set(RequestState) - {after for start, after in ALLOWED if start is before}:
         await commands.execute("HSET", key, "state", before)

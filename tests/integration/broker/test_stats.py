@@ -15,7 +15,7 @@ from .conftest import CAUSE, enqueue, final, record, take
 
 
 async def learn_rate(broker: Broker, commands: CommandConnection, *, seconds_ago: int = 0) -> None:
-    """As if five requests and 500 tokens had been served in each of the last two seconds, by one slot."""
+    """Count five requests and 500 tokens as served in each of the last two seconds, by one slot."""
     queue, (seconds, micros) = broker.keys.prefix + "queue", await commands.execute("TIME")
     now_ms = 1000 * (int(seconds) - seconds_ago) + int(micros) // 1000
     await commands.execute("HSET", queue, "rate_held_ms", 2000, "rate_ended_ms", 2000)

@@ -1,4 +1,6 @@
-"""Speed of enqueueing, compared with arq's jobs one by one, and with plain stream entries in bulk.
+"""Speed of enqueueing, compared with arq's jobs one by one, and in bulk with streaQ's and with plain stream entries.
+
+streaQ's tasks are in Redis streams, too. It enqueues many in one pipeline of a Redis function, which needs Redis 7.
 
 No process consumes. Both sides of a pairing use the same Redis, append-only file included, the same event loop and
 payloads of one size, alternate in who goes first, and start from an empty server each time. The ratio is computed per
@@ -11,6 +13,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -32,6 +35,14 @@ NUM_SINGLE = 500
 NUM_OF_TASKS = 4000
 NUM_IN_BULK = 10_000
 PIPELINE = 100
+MIN_FUNCTIONS_VERSION = 7
+
+
+class Cost(msgspec.Struct, kw_only=True):
+    """Processor time of a request in microseconds, which other processes hardly affect: of the caller and of Redis."""
+
+    client_us: float
+    redis_us: float
 
 
 class Way(msgspec.Struct):
@@ -41,6 +52,7 @@ class Way(msgspec.Struct):
     count: int
     run: Callable[[], Awaitable[None]] | None
     rates: list[float] = []
+    costs: list[Cost] = []
 
 
 class Pairing(msgspec.Struct, kw_only=True):
@@ -52,6 +64,8 @@ class Pairing(msgspec.Struct, kw_only=True):
     per_s: float
     rival_per_s: float | None = None
     ratio: float | None = None
+    cost: Cost | None = None
+    rival_cost: Cost | None = None
 
 
 class EnqueueRow(msgspec.Struct, kw_only=True):
@@ -65,24 +79,22 @@ class EnqueueRow(msgspec.Struct, kw_only=True):
 def measure_enqueue(rounds: int = ROUNDS, size: float = 1.0) -> EnqueueRow:
     """Measure all ways in turn on a private Redis; ``size`` scales the number of requests."""
     with private_redis(append_only=True) as url:
-        return asyncio.run(_measure_ways(url, _arq_connection(url), rounds, size))
+        return asyncio.run(_measure_ways(url, rounds, size))
 
 
-async def _measure_ways(url: str, connecting: Awaitable[Any] | None, rounds: int, size: float) -> EnqueueRow:
-    server = redis.asyncio.Redis.from_pool(parse_pool(url))
-    arq = None if connecting is None else await connecting
-    try:
-        async with Client.connect(url, model=MODEL, wait_for_model=True) as client:
-            payload = await _payload(client, server)
-            pairs = [*_one_by_one(client, arq, payload, size), _in_bulk(client, server, payload, size)]
-            for number in range(rounds):
-                for pair in pairs:
-                    for way in pair if number % 2 == 0 else reversed(pair):
-                        await _run_way(way, server)
-    finally:
-        await server.aclose()
-        if arq is not None:
-            await arq.aclose()
+async def _measure_ways(url: str, rounds: int, size: float) -> EnqueueRow:
+    async with AsyncExitStack() as stack:
+        server = redis.asyncio.Redis.from_pool(parse_pool(url))
+        stack.push_async_callback(server.aclose)
+        arq = await _connect_arq(url, stack)
+        streaq = await _connect_streaq(url, server, stack)
+        client = await stack.enter_async_context(Client.connect(url, model=MODEL, wait_for_model=True))
+        payload = await _payload(client, server)
+        pairs = [*_one_by_one(client, arq, payload, size), *_in_bulk(client, server, streaq, payload, size)]
+        for number in range(rounds):
+            for pair in pairs:
+                for way in pair if number % 2 == 0 else reversed(pair):
+                    await _run_way(way, server)
     return EnqueueRow(rounds=rounds, payload_bytes=len(payload), pairings=[_compare(*pair) for pair in pairs])
 
 
@@ -90,9 +102,28 @@ async def _run_way(way: Way, server: redis.asyncio.Redis) -> None:
     if way.run is None:
         return
     await server.flushall()
+    redis_began_s, client_began_s = await _redis_seconds(server), time.process_time()
     started = time.perf_counter()
     await way.run()
     way.rates.append(way.count / (time.perf_counter() - started))
+    client_s = time.process_time() - client_began_s
+    redis_s = await _redis_seconds(server) - redis_began_s
+    way.costs.append(Cost(client_us=1e6 * client_s / way.count, redis_us=1e6 * redis_s / way.count))
+
+
+async def _redis_seconds(server: redis.asyncio.Redis) -> float:
+    """Return the processor time of Redis's main thread and of those that write its file."""
+    cpu = await server.info("cpu")
+    return cpu["used_cpu_user"] + cpu["used_cpu_sys"]
+
+
+def _median_cost(way: Way) -> Cost | None:
+    if not way.costs:
+        return None
+    return Cost(
+        client_us=statistics.median(cost.client_us for cost in way.costs),
+        redis_us=statistics.median(cost.redis_us for cost in way.costs),
+    )
 
 
 def _compare(ours: Way, rival: Way) -> Pairing:
@@ -104,6 +135,8 @@ def _compare(ours: Way, rival: Way) -> Pairing:
         per_s=statistics.median(ours.rates),
         rival_per_s=statistics.median(rival.rates) if measured else None,
         ratio=median_ratio(ours.rates, rival.rates) if measured else None,
+        cost=_median_cost(ours),
+        rival_cost=_median_cost(rival),
     )
 
 
@@ -126,7 +159,9 @@ def _one_by_one(client: Client, arq: Any, payload: bytes, size: float) -> list[t
     return pairs
 
 
-def _in_bulk(client: Client, server: redis.asyncio.Redis, payload: bytes, size: float) -> tuple[Way, Way]:
+def _in_bulk(
+    client: Client, server: redis.asyncio.Redis, streaq: Any, payload: bytes, size: float
+) -> list[tuple[Way, Way]]:
     count = max(PIPELINE, int(NUM_IN_BULK * size))
     prompts = [PROMPT] * count
 
@@ -140,7 +175,14 @@ def _in_bulk(client: Client, server: redis.asyncio.Redis, payload: bytes, size: 
                     pipeline.xadd("bench-bare", {"request": payload})
                 await pipeline.execute()
 
-    return Way("submit_many", count, submit_many), Way(f"bare XADD, pipelines of {PIPELINE}", count, add_bare)
+    async def enqueue_tasks() -> None:
+        await streaq.worker.enqueue_many([streaq.enqueue(payload) for _ in range(count)])
+
+    rivals = (
+        Way("streaQ, enqueue_many", count, None if streaq is None else enqueue_tasks),
+        Way(f"bare XADD, pipelines of {PIPELINE}", count, add_bare),
+    )
+    return [(Way("submit_many", count, submit_many), rival) for rival in rivals]
 
 
 def _from_tasks(enqueue: Callable[[], Awaitable[None]], count: int, num_tasks: int) -> Callable[[], Awaitable[None]]:
@@ -165,11 +207,34 @@ async def _payload(client: Client, server: redis.asyncio.Redis) -> bytes:
     return fields[b"request"]
 
 
-def _arq_connection(url: str) -> Awaitable[Any] | None:
-    """To arq, with the serializer that we use, since its pickle is slower; None where it is not installed."""
+async def _connect_arq(url: str, stack: AsyncExitStack) -> Any:
+    """Return arq with the serializer that we use, since its pickle is slower; None where it is not installed."""
     try:
         from arq.connections import RedisSettings, create_pool
     except ModuleNotFoundError:
         return None
     settings = RedisSettings(unix_socket_path=unquote(urlsplit(url).path))
-    return create_pool(settings, job_serializer=msgspec.msgpack.encode, job_deserializer=msgspec.msgpack.decode)
+    arq = await create_pool(settings, job_serializer=msgspec.msgpack.encode, job_deserializer=msgspec.msgpack.decode)
+    stack.push_async_callback(arq.aclose)
+    return arq
+
+
+async def _connect_streaq(url: str, server: redis.asyncio.Redis, stack: AsyncExitStack) -> Any:
+    """Return a task of streaQ with the same serializer; None where it is not installed, or Redis has no functions."""
+    try:
+        from coredis import ConnectionPool
+        from coredis.connection import UnixDomainSocketLocation
+        from streaq import Worker
+    except ModuleNotFoundError:
+        return None
+    if int((await server.info("server"))["redis_version"].split(".")[0]) < MIN_FUNCTIONS_VERSION:
+        return None
+    pool = ConnectionPool(location=UnixDomainSocketLocation(unquote(urlsplit(url).path)), decode_responses=True)
+    worker = Worker(redis_pool=pool, serializer=msgspec.msgpack.encode, deserializer=msgspec.msgpack.decode)
+
+    async def nothing(payload: bytes) -> None:
+        """Stand for a request."""
+
+    task = worker.task(nothing)
+    await stack.enter_async_context(worker)
+    return task

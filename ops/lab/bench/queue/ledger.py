@@ -35,11 +35,10 @@ NUM_REQUESTS = 512
 AT_ONCE = (64, 1)
 SIDES = ("none", "ledger", "budgets")
 _NO_LEDGER = """
-local function nothing() end
-local ledger = {count_end = nothing, count_tokens = nothing, write = nothing}
-function ledger.read_past() return -1, -1, 0, 0, -1 end
+local function count_use() end
+local write_use, spend_use = count_use, count_use
 """
-_NO_BUDGETS = "\nlocal budgets = {refusal = function() end, may_refuse = function() return false end}\n"
+_NO_BUDGETS = "\nlocal function budgets_mark() return false end\n"
 
 
 class LedgerCost(msgspec.Struct, kw_only=True):
@@ -68,23 +67,18 @@ def measure_ledger() -> LedgerCostRow:
 
 
 async def _measure_ledger(url: str) -> LedgerCostRow:
-    commands, keys = CommandConnection(url), Keys()
-    namespaces = {side: Keys(f"bench-{side}") for side in SIDES}
+    commands = CommandConnection(url)
     took_us: dict[tuple[int, str], list[float]] = {(at_once, side): [] for at_once in AT_ONCE for side in SIDES}
     try:
-        keys = namespaces["budgets"]
-        await commands.execute("HSET", keys.models(), "m", msgspec.json.encode(ModelCard(model="m")))
-        for period in (Period.DAY, Period.MONTH):
-            await BudgetStore(commands, keys).set_budget(Budget(tenant="acme", period=period, limit=2.0**52))
-        await sync_budgets(commands, keys)
+        await set_budgets(commands)
         for number, at_once in itertools.product(range(ROUNDS + 1), AT_ONCE):
             first = number % len(SIDES)
             for side in (*SIDES[first:], *SIDES[:first]):
-                broker = Broker(commands, namespaces[side].model("m"))
-                with _scripts_of(side):
-                    us = await _round(commands, broker, f"r{number}-{at_once}", at_once)
+                ids = [f"r{number}-{at_once}-{i}" for i in range(NUM_REQUESTS)]
+                before_s = await redis_cpu_s(commands)
+                await run_requests(commands, side, ids, at_once)
                 if number:  # the first one loads the scripts
-                    took_us[at_once, side].append(us)
+                    took_us[at_once, side].append(1e6 * (await redis_cpu_s(commands) - before_s) / NUM_REQUESTS)
     finally:
         await commands.close()
     return LedgerCostRow(costs=[_cost(at_once, took_us) for at_once in AT_ONCE])
@@ -116,22 +110,30 @@ def _scripts_of(side: str) -> Iterator[None]:
 
 def _without_ledger(script: Script) -> Script:
     text = script.text.replace(PARTS["ledger"], _NO_LEDGER).replace(PARTS["budgets"], _NO_BUDGETS)
-    text = re.sub(r", 'account', 'used', 'past'\}", "}", text)
+    text = re.sub(r", 'budgets'\)\n *marks.budgets = .*\n", ")\n", text)
     return script_of(script.name, text)
 
 
-async def _round(commands: CommandConnection, broker: Broker, label: str, at_once: int) -> float:
-    """Return the CPU microseconds of the server per request."""
-    ids = [f"{label}-{number}" for number in range(NUM_REQUESTS)]
-    before_s = await redis_cpu_s(commands)
-    for start in range(0, len(ids), at_once):
-        await broker.enqueue_many([_entry(request_id) for request_id in ids[start : start + at_once]])
-    claims = await claim_all(broker, len(ids), at_once)
-    last = Delta(token_ids=[5], finish_reason=FinishReason.STOP, usage=Usage(100, 1, 40))
-    for start in range(0, len(ids), at_once):
-        part = claims[start : start + at_once]
-        await broker.finish([FinalRecord(claim.request_id, claim.epoch, last) for claim in part])
-    return 1e6 * (await redis_cpu_s(commands) - before_s) / len(ids)
+async def set_budgets(commands: CommandConnection) -> None:
+    """Set the budgets of the side that has them."""
+    keys = Keys("bench-budgets")
+    await commands.execute("HSET", keys.models(), "m", msgspec.json.encode(ModelCard(model="m")))
+    for period in (Period.DAY, Period.MONTH):
+        await BudgetStore(commands, keys).set_budget(Budget(tenant="acme", period=period, limit=2.0**52))
+    await sync_budgets(commands, keys)
+
+
+async def run_requests(commands: CommandConnection, side: str, ids: list[str], at_once: int) -> None:
+    """Enqueue, claim and end requests with the scripts of a side."""
+    broker = Broker(commands, Keys(f"bench-{side}").model("m"))
+    with _scripts_of(side):
+        for start in range(0, len(ids), at_once):
+            await broker.enqueue_many([_entry(request_id) for request_id in ids[start : start + at_once]])
+        claims = await claim_all(broker, len(ids), at_once)
+        last = Delta(token_ids=[5], finish_reason=FinishReason.STOP, usage=Usage(100, 1, 40))
+        for start in range(0, len(ids), at_once):
+            part = claims[start : start + at_once]
+            await broker.finish([FinalRecord(claim.request_id, claim.epoch, last) for claim in part])
 
 
 def _entry(request_id: str) -> Entry:

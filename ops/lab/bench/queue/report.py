@@ -10,7 +10,7 @@ from rich.table import Table
 from ..goals import MAX_EVENTS_SHARE, MAX_FLEET_P50_RATIO, MAX_FLEET_REDIS_RATIO, MIN_ENQUEUE_OVER_RIVAL
 from ..result import figure_table
 from .costs import CostsRow
-from .enqueue import EnqueueRow
+from .enqueue import Cost, EnqueueRow
 from .fairness import FairnessRow, Feel
 from .figures import FiguresRow
 from .fleet import FleetRow
@@ -49,18 +49,25 @@ def queue_table(name: str, rows: QueueRows) -> Table:
 
 def _rates(row: EnqueueRow) -> Table:
     title = f"enqueue, requests/s, {row.payload_bytes} bytes each, nobody consuming"
-    table = figure_table(title, "way", "requests/s", "rival", "requests/s", "ratio", "goal")
+    cpu = "CPU µs, caller + Redis"
+    table = figure_table(title, "way", "requests/s", cpu, "rival", "requests/s", cpu, "ratio", "goal")
     for pairing, goal in zip(row.pairings, MIN_ENQUEUE_OVER_RIVAL, strict=True):
         is_measured = pairing.ratio is not None
         table.add_row(
             pairing.way,
             f"{pairing.per_s:,.0f}",
+            _processor_us(pairing.cost),
             pairing.rival,
             f"{pairing.rival_per_s:,.0f}" if is_measured else "not installed",
+            _processor_us(pairing.rival_cost),
             f"{pairing.ratio:.2f}" if is_measured else "-",
             f"≥ {goal:g}" if goal is not None else "-",
         )
     return table
+
+
+def _processor_us(cost: Cost | None) -> str:
+    return "-" if cost is None else f"{cost.client_us:.0f} + {cost.redis_us:.0f}"
 
 
 def _scale(row: ScaleRow) -> Table:

@@ -240,7 +240,7 @@ local function decide(request, payload)
   local policy, tokens = tenant_policy(prefix, tenant), prompt + most
   local refusal = refusal_if_full('model', queue, queue_policy(prefix), tokens)
     or refusal_if_full('tenant', prefix .. 'tenant:' .. tenant, policy, tokens) or refusal_if_over_quota(tenant, policy)
-    or budgets.refusal(prefix, tenant, request[23])
+    or budgets_mark(prefix) == 'used up' and open_budgets().refusal(prefix, tenant, request[23])
   if refusal then return refusal end
   local due = due_at(deadline_ms, timeout_ms)
   count_accepted(queue, tokens)

@@ -32,7 +32,8 @@ local LIMITS = { -- one table, since a script has at most 200 local names
 
 gather_counts()
 marks.set_lease(prefix, 'leases', engine, tonumber(ARGV[3]))
-local totals = fields(queue, 'paused', 'mean_output', 'shared_at', 'warm', 'adapters')
+local totals = fields(queue, 'paused', 'mean_output', 'shared_at', 'warm', 'adapters', 'budgets')
+marks.budgets = totals.budgets or false
 if totals.paused then return {{}, -1, 0} end
 local mean_output = math.ceil(amount(totals.mean_output or LIMITS.OUTPUT_TOKENS))
 
@@ -106,11 +107,12 @@ end
 
 -- End a request that was never claimed if a budget is used up: only requests that run already may exceed it.
 local function end_if_over_budget(request)
-  if not budgets.may_refuse(prefix) then return false end
+  if budgets_mark(prefix) ~= 'used up' then return false end
   local account = fields_of(prefix .. 'request:' .. request.id, 'account').account
-  local refusal = budgets.refusal(prefix, request.tenant, account)
+  local refusal = open_budgets().refusal(prefix, request.tenant, account)
   if refusal then
     local _, scope, period, unit, limit = unpack(refusal)
+    if string.find(limit, 'e-', 1, true) then limit = string.gsub(string.format('%.16f', limit), '0+$', '') end
     end_request(prefix, request.id, 'failed', 'error', 'insufficient_quota', 'the budget of its ' .. scope .. ' is used up: '
       .. limit .. ' ' .. unit .. (period == 'all' and '' or ' per ' .. period))
   end
@@ -142,7 +144,7 @@ local function claim_request(request, request_tokens, charged, is_suspect)
     move(key, request.state, 'claimed', 'epoch', epoch_digits, 'attempts', attempts, 'engine', engine,
       'claimed_count', count, 'held_at', time_ms, write_event())
     redis.call('HDEL', key, 'suspected_at', 'line')
-    local past = {ledger.read_past(request.past)}
+    local past = {open_ledger().read_past(request.past)}
     if past[5] >= 0 then -- its last engine died, so this one computes its tokens again
       past[3], past[4], past[5] = past[3] + 1, past[4] + count, -1
       redis.call('HSET', key, 'past', table.concat(past, ' '))
@@ -387,11 +389,13 @@ if redis.call('GET', prefix .. 'reserved') == engine then redis.call('DEL', pref
 -- A suspect (a request whose engine died) runs alone, so it needs an idle engine. If none becomes idle, one engine, the
 -- ward, gets no new requests until it has drained.
 local suspect = redis.call('LINDEX', prefix .. 'suspects', 0)
+if suspect and limit > 0 and held == 0 then
+  claim_line('suspects', 1)
+  if #wave > 0 then return reply(false) end
+  -- Those that could not be resumed have ended.
+  suspect = redis.call('LINDEX', prefix .. 'suspects', 0)
+end
 if suspect and limit > 0 then
-  if held == 0 then
-    claim_line('suspects', 1)
-    if #wave > 0 then return reply(false) end
-  end
   local since = whole(fields_of(prefix .. 'request:' .. suspect, 'suspected_at').suspected_at) or time_ms
   if redis.call('PTTL', prefix .. 'ward') > LIMITS.WARD_TTL_MS then redis.call('DEL', prefix .. 'ward') end
   if marks.has_passed(since, LIMITS.WARD_AFTER_MS) then

@@ -8,7 +8,7 @@ local prefix, verdicts = ARGV[1], {}
 
 local function finish(id, epoch, index, num_tokens, record, state, used, cause)
   local key, count = prefix .. 'request:' .. id, index + num_tokens
-  local request = fields_of(key, unpack(ENDING_FIELDS))
+  local request = all_fields_of(key)
   if request.epoch ~= epoch then return 0 end
   local prompt = used ~= '' and {'prompt', string.match(used, '^%d+')} or {}
   if request.state ~= 'claimed' or index ~= whole(request.count) or not emit(prefix, key, id, record, count, unpack(prompt)) then

@@ -169,7 +169,8 @@ for name, right_type in pairs({policy = 'string', active = 'set', returned = 'li
   require_type(name, right_type)
 end
 keep_fields('queue', {credit = is_number, depth = is_integer, tokens = is_integer, num_started = is_count,
-  num_awaiting = is_count, ended = is_count, ended_seen = is_count, entered = is_count, rate = is_rate})
+  num_awaiting = is_count, ended = is_count, ended_seen = is_count, entered = is_count, rate = is_rate,
+  budgets = function(mark) return mark == 'some' or mark == 'used up' end})
 keep_fields('rooms', parse_capacity)
 keep_fields('reaper', is_count)
 keep_fields('home_states', function(state) return string.find(state, '^[0-3] %d+ ?%d* ?%d*$') end)

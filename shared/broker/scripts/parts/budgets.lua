@@ -2,25 +2,28 @@
 -- Budgets of tenants and API keys.
 --
 -- "budgets" has those of all tenants (shared/queue/budgets.py): TENANT, KEY and PERIOD, each on a line -> JSON with
--- unit, limit, period, and weights of input, cached and output tokens. KEY is empty for all keys of the tenant.
--- "budget_spent" has under the same name, separated by spaces: the start (Unix time) of the period, the amount spent in
--- it here, and the amount spent in other partitions and models, which supervisors write every second. The script that
--- counts an end in the ledger spends it too. "budget_used_up" exists while a budget may be used up, so that requests are
--- checked only then.
-local budgets = {}
-do
-  local known = {}
-  local function exists(key)
-    if known[key] == nil then known[key] = redis.call('EXISTS', key) == 1 end
-    return known[key]
-  end
+-- unit, limit, period, and weights of input, cached and output tokens. KEY is empty for all keys of the tenant. TENANT
+-- alone -> a msgpack array of these names. "budget_spent" has under the same name, separated by spaces: the start (Unix
+-- time) of the period, the amount spent in it here, and the amount spent in other partitions and models, which
+-- supervisors write every second. The amounts are those of ledger.lua without its rows.
+--
+-- So that an end costs one command, "budget_left" has for each tenant a number of tokens that it may use before any of
+-- its budgets can be used up, or MANY without one. The scripts that count ends decrease it; once it is below 0, the rows
+-- are added to the amounts, and it is set again. It expires at the next renewal of any budget.
+-- The field "budgets" of "queue" is 'some', or 'used up' while a budget may be used up, so that requests are checked
+-- only then; it is absent without budgets.
+local budgets -- the functions below, nil until they are needed
 
-  function budgets.exist(prefix) return exists(prefix .. 'budgets') end
-  function budgets.may_refuse(prefix) return exists(prefix .. 'budget_used_up') end
+-- Return the field "budgets" of "queue"; false without budgets.
+local function budgets_mark(prefix)
+  if marks.budgets == nil then marks.budgets = redis.call('HGET', prefix .. 'queue', 'budgets') end
+  return marks.budgets
 end
 
--- Create the functions at the first use of one, because most calls of scripts need none.
+-- Create these functions at their first use, because most calls of scripts need none.
 local function open_budgets()
+  if budgets then return budgets end
+  budgets = {MANY = 2 ^ 52}
   local DAY_S = 86400
 
   -- Return the start of the month of a time, in UTC. Source: Hinnant, "chrono-compatible low-level date algorithms".
@@ -36,9 +39,9 @@ local function open_budgets()
 
   -- Return start and end of the current period, which begins at 0 and has no end for "all".
   function budgets.bounds(period)
-    local now_s = math.floor(now_ms() / 1000)
-    if period == 'day' then return now_s - now_s % DAY_S, now_s - now_s % DAY_S + DAY_S end
-    if period == 'month' then return month_start(now_s), month_start(month_start(now_s) + 32 * DAY_S) end
+    local now = now_s()
+    if period == 'day' then return now - now % DAY_S, now - now % DAY_S + DAY_S end
+    if period == 'month' then return month_start(now), month_start(month_start(now) + 32 * DAY_S) end
     return 0, math.huge
   end
 
@@ -70,66 +73,90 @@ local function open_budgets()
     return string.format('%.0f %.17g %.17g', start, here, elsewhere)
   end
 
-  -- Return the budgets that apply to a tenant and account (ledger.lua), with the amounts spent when the call began.
+  -- Return all budgets of a tenant, with the amounts spent when the call read them first, and since then in this call.
   local known = {}
-  local function budgets_of(prefix, tenant, account)
-    local key_name, names, result, spent_names = string.match(account or '', '^[^\n]*'), {}, {}, {}
-    local owner = tenant .. '\n' .. key_name
-    if known[owner] then return known[owner] end
-    for _, period in ipairs({'day', 'month', 'all'}) do
-      names[#names + 1] = tenant .. '\n\n' .. period
-      if key_name ~= '' then names[#names + 1] = owner .. '\n' .. period end
-    end
-    local values = attempt('HMGET', prefix .. 'budgets', unpack(names)) or {}
+  local function budgets_of(prefix, tenant)
+    if known[tenant] then return known[tenant] end
+    known[tenant] = {}
+    local is_read, names = pcall(cmsgpack.unpack, attempt('HGET', prefix .. 'budgets', tenant) or '')
+    if not is_read or type(names) ~= 'table' or #names == 0 then return known[tenant] end
+    local values = redis.call('HMGET', prefix .. 'budgets', unpack(names))
+    local spent = attempt('HMGET', prefix .. 'budget_spent', unpack(names)) or {}
     for i, name in ipairs(names) do
       local budget = budgets.decode(values[i])
       if budget then
-        budget.name, budget.start, budget.stop = name, budgets.bounds(budget.period)
-        result[#result + 1], spent_names[#spent_names + 1] = budget, name
+        budget.name, budget.key_name = name, string.match(name, '\n([^\n]*)')
+        budget.start, budget.stop = budgets.bounds(budget.period)
+        budget.here, budget.elsewhere = budgets.read_spent(spent[i] or nil, budget.start)
+        table.insert(known[tenant], budget)
       end
     end
-    local spent = #result > 0 and attempt('HMGET', prefix .. 'budget_spent', unpack(spent_names)) or {}
-    for i, budget in ipairs(result) do
-      budget.here, budget.elsewhere = budgets.read_spent(spent[i] or nil, budget.start)
-    end
-    known[owner] = result
-    return result
+    return known[tenant]
   end
+
+  local function is_of(budget, key_name) return budget.key_name == '' or budget.key_name == key_name end
 
   -- Return a refusal if a budget is used up: scope, period, unit, limit, and ms until its renewal, -1 if there is none.
   -- Of several, the one that is renewed last.
   function budgets.refusal(prefix, tenant, account)
-    if not budgets.may_refuse(prefix) then return nil end
-    local last
-    for _, budget in ipairs(budgets_of(prefix, tenant, account)) do
-      local is_used_up = budget.here + budget.elsewhere >= budget.limit
+    local key_name, last = string.match(account or '', '^[^\n]*'), nil
+    for _, budget in ipairs(budgets_of(prefix, tenant)) do
+      local is_used_up = is_of(budget, key_name) and budget.here + budget.elsewhere >= budget.limit
       if is_used_up and not (last and last.stop >= budget.stop) then last = budget end
     end
     if not last then return nil end
-    local scope = string.find(last.name, '\n\n', 1, true) and 'tenant' or 'key'
     local renewed_in_ms = last.stop == math.huge and -1 or math.max(1, last.stop * 1000 - now_ms())
-    return {'over_budget', scope, last.period, last.unit, string.format('%.15g', last.limit), renewed_in_ms}
+    return {'over_budget', last.key_name == '' and 'tenant' or 'key', last.period, last.unit,
+      string.format('%.15g', last.limit), renewed_in_ms}
   end
 
-  -- Count sums of the ledger as spent. Several accounts of a call may spend of one budget, so the amount is read again.
-  function budgets.spend(prefix, tenant, account, sums, SUMS)
-    local key, changes = prefix .. 'budget_spent', {}
-    for _, budget in ipairs(budgets_of(prefix, tenant, account)) do
-      local amount = budgets.amount(budget, sums, SUMS)
+  -- Add sums of the ledger's hour to what a tenant has spent with a key.
+  function budgets.spend(prefix, tenant, key_name, hour, sums, SUMS)
+    local key = prefix .. 'budget_spent'
+    for _, budget in ipairs(budgets_of(prefix, tenant)) do
+      local amount = is_of(budget, key_name) and hour >= budget.start and budgets.amount(budget, sums, SUMS) or 0
       if amount > 0 then
-        local spent = attempt('HGET', key, budget.name)
-        if spent == nil then redis.call('DEL', key) end
-        local here, elsewhere = budgets.read_spent(spent or nil, budget.start)
-        changes[#changes + 1] = budget.name
-        changes[#changes + 1] = budgets.spent_text(budget.start, here + amount, elsewhere)
-        if here + amount + elsewhere >= budget.limit then redis.call('SET', prefix .. 'budget_used_up', 1) end
+        budget.here = budget.here + amount
+        local text = budgets.spent_text(budget.start, budget.here, budget.elsewhere)
+        if not attempt('HSET', key, budget.name, text) then
+          redis.call('DEL', key)
+          redis.call('HSET', key, budget.name, text)
+        end
       end
     end
-    if #changes > 0 then redis.call('HSET', key, unpack(changes)) end
   end
-end
 
-setmetatable(budgets, {__index = function(_, name)
-  open_budgets()
-  return rawget(budgets, name)
-end})
+  -- Return how many tokens may be used before one of these budgets that are not used up can be, and whether any is.
+  function budgets.allowance(list)
+    local allowance, is_any_used_up = budgets.MANY, false
+    for _, budget in ipairs(list) do
+      local left, weight = budget.limit - budget.here - budget.elsewhere, math.max(budget.input, budget.cached, budget.output)
+      if left <= 0 then
+        is_any_used_up = true
+      elseif weight > 0 then
+        allowance = math.min(allowance, math.ceil(left / weight) - 1)
+      end
+    end
+    return allowance, is_any_used_up
+  end
+
+  -- Set how many tokens a tenant may use until its budgets are read again.
+  function budgets.set_left(prefix, tenant, allowance)
+    local key = prefix .. 'budget_left'
+    if not attempt('HSET', key, tenant, string.format('%.0f', allowance)) then
+      redis.call('DEL', key)
+      redis.call('HSET', key, tenant, string.format('%.0f', allowance))
+    end
+    redis.call('EXPIRE', key, select(2, budgets.bounds('day')) - now_s())
+  end
+
+  function budgets.allow(prefix, tenant)
+    local allowance, is_used_up = budgets.allowance(budgets_of(prefix, tenant))
+    budgets.set_left(prefix, tenant, allowance)
+    if is_used_up then
+      marks.budgets = 'used up'
+      redis.call('HSET', prefix .. 'queue', 'budgets', marks.budgets)
+    end
+  end
+  return budgets
+end

@@ -4,10 +4,12 @@
 -- ledger:STEP:START is a hash of the STEP seconds from START (Unix time) on. A field is TENANT, KEY and ADAPTER, each on
 -- a line; its value is a msgpack array of sums, in the order of SUMS (shared/broker/ledger.py has the same). A request is
 -- counted in the script that ends it, and a resumable one also at the end of each segment. So each token counts once.
--- An end is first added to ledger:open, a hash with the same fields and "start", the hour that they belong to. At the
--- next hour, or before the ledger is read, its sums move to the hashes of that hour and its day, in one script.
+-- Such a script appends a row to ledger:rows, a list, which costs one command for all ends of a call. Every MAX_ROWS
+-- rows, and before the ledger is read, all rows are added to the hashes of their hours and days, in one script.
 --
--- Fields of a request:
+-- A row is lines: start of the hour, state (empty at the end of a segment), tenant, past, images, account, and at last
+-- output tokens, a space and used. Absent fields are empty. Rows of a tenant differ mostly in the last line, so the others
+-- are read once. Fields of a request:
 --   account          KEY and ADAPTER, and a line "1" if another answer to the same prompt counts the prompt; absent if it
 --                    has none of these
 --   used             prompt tokens, cached ones of these, and "e" after them if the prompt was pooled, by its engine;
@@ -15,31 +17,36 @@
 --   past             prompt and output tokens of its segments that the ledger has already, -1 before the first has ended;
 --                    claims after a death of an engine, and the sum of the output tokens then; and output tokens when its
 --                    engine died, until it is claimed again, else -1. Absent for most requests
-local ledger = {}
+local MAX_ROWS = 256
+local ledger -- the functions of open_ledger, nil until they are needed
+local uncounted = {} -- rows, until write_use; requests, until spend_use; and the first line of new rows
 
--- Create the functions at the first use of one, because most calls of scripts end no request.
+-- Count the end of a request with these fields, or of a segment (state is '' then). Call write_use and settle_ends, or
+-- spend_use, next.
+local function count_use(request, state)
+  local rows, ended = uncounted.rows or {}, uncounted.ended or {}
+  uncounted.rows, uncounted.ended = rows, ended
+  ended[#ended + 1] = request
+  uncounted.start = uncounted.start or now_s() - now_s() % 3600 .. '\n'
+  rows[#rows + 1] = uncounted.start .. state .. '\n' .. request.tenant .. '\n' .. (request.past or '') .. '\n'
+    .. (request.images or '') .. '\n' .. (request.account or '') .. '\n' .. request.count .. ' ' .. (request.used or '')
+end
+
+-- Create these functions at their first use, because most calls of scripts need none.
 local function open_ledger()
+  if ledger then return ledger end
+  ledger = {}
   local STEPS = {{3600, 90 * 86400}, {86400, 3 * 366 * 86400}} -- seconds, and how long they are retained
   -- Beyond this many fields in a hash, new ones share one per tenant, and then one for all.
   local MAX_ACCOUNTS, MAX_TENANTS = 10000, 100000
-  local MAX_OPEN = 1000
   local SUMS = {finished = 1, cancelled = 2, expired = 3, failed = 4, parked = 5, prompt = 6, cached = 7, output = 8,
     embedding = 9, recomputed = 10, images = 11}
-  local NUM_SUMS = 11
-  local unwritten -- field -> place -> number; nil without any
-
-  local function sums_of(request)
-    local account = request.account and string.match(request.account, '^[^\n]*\n[^\n]*') or '\n'
-    local field = request.tenant .. '\n' .. account
-    unwritten = unwritten or {}
-    local sums = unwritten[field] or {}
-    unwritten[field] = sums
-    return sums
-  end
+  local NUM_SUMS, PROMPT, CACHED, OUTPUT = 11, SUMS.prompt, SUMS.cached, SUMS.output
+  local ROW, LINES = '^(.*)\n(%d+) (%d*) ?(%d*)(.*)$', '^(%d+)\n(%l*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$'
 
   local function add(sums, name, number)
     local place = SUMS[name]
-    sums[place] = (sums[place] or 0) + number
+    sums[place] = sums[place] + number
   end
 
   -- Return the numbers of the field past.
@@ -50,31 +57,56 @@ local function open_ledger()
     return unpack(numbers)
   end
 
-  -- Count the tokens of a request that the ledger does not have yet. count is its output tokens. sums are those of its
-  -- account, if they are known.
-  function ledger.count_tokens(request, count, sums)
-    sums = sums or sums_of(request)
-    local prompt, cached, kind = string.match(request.used or '', '^(%d+) (%d+)(.*)$')
-    local billed_prompt, billed_output = -1, -1
-    if request.past then
-      local num_claims, num_before
-      billed_prompt, billed_output, num_claims, num_before = ledger.read_past(request.past)
-      if num_claims > 0 then add(sums, 'recomputed', num_claims * (prompt or 0) + num_before) end
-    end
+  -- Add a request's tokens that the ledger does not have yet, of a pooled one if kind is "e". owner is as in owner_of.
+  local function add_tokens(owner, count, prompt, cached, kind)
+    local sums = owner.sums
+    local billed_prompt, billed_output, num_claims, num_before = ledger.read_past(owner.past)
+    if num_claims > 0 then add(sums, 'recomputed', num_claims * (prompt or 0) + num_before) end
     if count > billed_output then add(sums, 'output', count - math.max(0, billed_output)) end
-    if not prompt or request.account and string.find(request.account, '\n1$') then return end
+    if not prompt or owner.is_sibling then return end
     local num_new = math.max(0, prompt - math.max(0, billed_prompt))
     add(sums, kind == 'e' and 'embedding' or 'prompt', num_new)
     if billed_prompt >= 0 then return end
-    if cached ~= '0' then add(sums, 'cached', math.min(cached, num_new)) end
-    for _ in string.gmatch(request.images or '', '%S+') do add(sums, 'images', 1) end
+    add(sums, 'cached', math.min(cached, num_new))
+    for _ in string.gmatch(owner.images, '%S+') do add(sums, 'images', 1) end
   end
 
-  -- Count the end of a request. One that delivered nothing, because it did not finish, used nothing.
-  function ledger.count_end(request, state)
-    local count, sums = tonumber(request.count), sums_of(request)
-    add(sums, state, 1)
-    if count > 0 or state == 'finished' then ledger.count_tokens(request, count, sums) end
+  -- Return what the first lines of a row say, with the sums of its hour and account in books: start of an hour -> field ->
+  -- sums. nil if something other than the scripts has written the row.
+  local function owner_of(books, lines)
+    local hour, state, tenant, past, images, account = string.match(lines, LINES)
+    if not hour then return nil end
+    local name = tenant .. '\n' .. (string.match(account, '^[^\n]*\n[^\n]*') or '\n')
+    hour = hour - hour % STEPS[1][1]
+    books[hour] = books[hour] or {}
+    books[hour][name] = books[hour][name] or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+    local is_sibling = string.find(account, '\n1$') ~= nil
+    return {sums = books[hour][name], end_place = SUMS[state], counts_empty = state == 'finished' or state == '',
+      past = past, images = images, is_sibling = is_sibling, is_plain = past == '' and images == '' and not is_sibling}
+  end
+
+  -- Return books of these rows. A request that delivered nothing, because it did not finish, used nothing.
+  local function books_of(rows)
+    local books, owners = {}, {}
+    for _, row in ipairs(rows) do
+      local lines, count, prompt, cached, kind = string.match(row, ROW)
+      local owner = lines and (owners[lines] or owner_of(books, lines))
+      if owner then
+        owners[lines] = owner
+        local sums, end_place = owner.sums, owner.end_place
+        if end_place then sums[end_place] = sums[end_place] + 1 end
+        local is_known = prompt ~= '' and cached ~= ''
+        if count == '0' and not owner.counts_empty then
+          -- nothing was delivered
+        elseif owner.is_plain and is_known and kind == '' then -- most requests
+          sums[OUTPUT], sums[PROMPT] = sums[OUTPUT] + count, sums[PROMPT] + prompt
+          if cached ~= '0' then sums[CACHED] = sums[CACHED] + math.min(cached, prompt) end
+        else
+          add_tokens(owner, tonumber(count), is_known and prompt, cached, kind)
+        end
+      end
+    end
+    return books
   end
 
   -- Return the sums of a value; false if there is none, or if something other than the scripts has written it.
@@ -93,12 +125,6 @@ local function open_ledger()
     return decode(value)
   end
 
-  local function sum_up(whole, sums)
-    whole = whole or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
-    for place, number in pairs(sums) do whole[place] = whole[place] + number end
-    return cmsgpack.pack(whole)
-  end
-
   local function add_to(key, name, sums, ttl_s)
     local whole = read(key, name)
     if not whole then
@@ -110,24 +136,28 @@ local function open_ledger()
         end
       end
     end
-    redis.call('HSET', key, name, sum_up(whole, sums))
-    if not whole then redis.call('EXPIRE', key, ttl_s) end
+    local is_new = not whole
+    whole = whole or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+    for place, number in ipairs(sums) do whole[place] = whole[place] + number end
+    redis.call('HSET', key, name, cmsgpack.pack(whole))
+    if is_new then redis.call('EXPIRE', key, ttl_s) end
   end
 
-  -- Move the sums of the open hour to its hashes.
-  function ledger.close_hour(prefix)
-    local open, now_s = prefix .. 'ledger:open', math.floor(now_ms() / 1000)
-    local flat = attempt('HGETALL', open) or {}
-    redis.call('DEL', open)
-    local at = now_s
-    for i = 1, #flat, 2 do
-      if flat[i] == 'start' then at = whole(flat[i + 1]) or now_s end
-    end
-    for i = 1, #flat, 2 do
-      local sums = decode(flat[i + 1])
-      for _, step in ipairs(sums and string.find(flat[i], '\n', 1, true) and STEPS or {}) do
-        local start = at - at % step[1]
-        add_to(string.format('%sledger:%d:%d', prefix, step[1], start), flat[i], sums, start + step[1] + step[2] - now_s)
+  -- Add all rows to the hashes of their hours and days, and to what was spent of budgets.
+  function ledger.close_rows(prefix)
+    local key = prefix .. 'ledger:rows'
+    local rows = attempt('LRANGE', key, 0, -1) or {}
+    redis.call('DEL', key)
+    for hour, accounts in pairs(books_of(rows)) do
+      for name, sums in pairs(accounts) do
+        for _, step in ipairs(STEPS) do
+          local start = hour - hour % step[1]
+          add_to(string.format('%sledger:%d:%d', prefix, step[1], start), name, sums, start + step[1] + step[2] - now_s())
+        end
+        if budgets_mark(prefix) then
+          local tenant, key_name = string.match(name, '^([^\n]*)\n([^\n]*)')
+          open_budgets().spend(prefix, tenant, key_name, hour, sums, SUMS)
+        end
       end
     end
   end
@@ -135,42 +165,47 @@ local function open_ledger()
   -- Return the amount of a budget that its tenant or key has used since a time, by the days of this ledger.
   function ledger.spent_since(prefix, name, budget, start)
     local tenant, key_name = string.match(name, '^([^\n]*)\n([^\n]*)')
-    local amount, now_s, step_s = 0, math.floor(now_ms() / 1000), STEPS[2][1]
-    for day = start, now_s, step_s do
+    local amount, step_s = 0, STEPS[2][1]
+    for day = start, now_s(), step_s do
       local flat = attempt('HGETALL', string.format('%sledger:%d:%d', prefix, step_s, day)) or {}
       for i = 1, #flat, 2 do
         local owner, owner_key = string.match(flat[i], '^([^\n]*)\n([^\n]*)')
-        local sums = owner == tenant and (key_name == '' or key_name == owner_key)
-          and read(string.format('%sledger:%d:%d', prefix, step_s, day), flat[i])
-        if sums then amount = amount + budgets.amount(budget, sums, SUMS) end
+        local sums = owner == tenant and (key_name == '' or key_name == owner_key) and decode(flat[i + 1])
+        if sums then amount = amount + open_budgets().amount(budget, sums, SUMS) end
       end
     end
     return amount
   end
-
-  -- Write what was counted in this call, and spend it.
-  function ledger.write(prefix)
-    if not unwritten then return end
-    local open, now_s = prefix .. 'ledger:open', math.floor(now_ms() / 1000)
-    local start = string.format('%d', now_s - now_s % STEPS[1][1])
-    for name, sums in pairs(unwritten) do
-      local values = attempt('HMGET', open, 'start', name) or {}
-      local whole = decode(values[2])
-      if values[1] ~= start or not whole and redis.call('HLEN', open) > MAX_OPEN then
-        ledger.close_hour(prefix)
-        whole = false
-      end
-      redis.call('HSET', open, 'start', start, name, sum_up(whole, sums))
-    end
-    for name, sums in pairs(budgets.exist(prefix) and unwritten or {}) do
-      local tenant, account = string.match(name, '^([^\n]*)\n(.*)$')
-      budgets.spend(prefix, tenant, account, sums, SUMS)
-    end
-    unwritten = nil
-  end
+  return ledger
 end
 
-setmetatable(ledger, {__index = function(_, name)
-  open_ledger()
-  return rawget(ledger, name)
-end})
+-- Write what was counted in this call.
+local function write_use(prefix)
+  local rows, key = uncounted.rows, prefix .. 'ledger:rows'
+  if not rows then return end
+  local num_rows = attempt('RPUSH', key, unpack(rows))
+  if not num_rows then
+    redis.call('DEL', key)
+    num_rows = redis.call('RPUSH', key, unpack(rows))
+  end
+  uncounted.rows = nil
+  if num_rows >= MAX_ROWS then open_ledger().close_rows(prefix) end
+end
+
+-- Spend what was written in this call, if there are budgets: decrease the tokens that each tenant may use.
+local function spend_use(prefix)
+  local ended, tokens = uncounted.ended, {}
+  uncounted.ended = nil
+  if not (ended and budgets_mark(prefix)) then return end
+  for _, request in ipairs(ended) do
+    local num_tokens = request.count + (string.match(request.used or '', '^%d+') or 0)
+    if num_tokens > 0 then tokens[request.tenant] = (tokens[request.tenant] or 0) + num_tokens end
+  end
+  for tenant, num_tokens in pairs(tokens) do
+    local left = redis.pcall('HINCRBY', prefix .. 'budget_left', tenant, string.format('%.0f', -num_tokens))
+    if type(left) ~= 'number' or left < 0 then
+      open_ledger().close_rows(prefix)
+      open_budgets().allow(prefix, tenant)
+    end
+  end
+end

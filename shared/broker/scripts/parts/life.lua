@@ -58,11 +58,6 @@ local function release_images(prefix, user, images)
   end
 end
 
--- The fields that the end of a request needs.
-local ENDING_FIELDS = {'epoch', 'state', 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
-  'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n',
-  'warm', 'attempts', 'arrived_at', 'images', 'held_at', 'held_ms', 'account', 'used', 'past'}
-
 local function is_sound_end(request)
   local is_placed = request.entry and is_entry(request.entry) or not request.entry and whole(request.charged) and whole(request.charged_at)
   return is_placed and is_live(request.state) and (not request.line or LINES[request.line]) and whole(request.ttl)
@@ -93,18 +88,18 @@ local function leave_all(prefix, id, request)
 end
 
 -- Set the last state of a request: it leaves its line, and its hash and log begin to expire. cause is the reason, for
--- people. request has its ENDING_FIELDS, if they were read; then settle_ends also writes the ledger. Otherwise it is
+-- people. request has its fields, if they were read; then settle_ends also writes the ledger. Otherwise it is
 -- written here, because nothing that fails after the move may prevent it. settle_ends writes the effects on shared state.
 local function close_unsettled(prefix, key, id, state, cause, request)
   local is_one_of_many = request
-  request = request or fields(key, unpack(ENDING_FIELDS))
+  request = request or all_fields_of(key)
   if not is_sound_end(request) then
     mend_request(prefix, id)
-    request = fields(key, unpack(ENDING_FIELDS))
+    request = all_fields_of(key)
   end
   move(key, request.state, state, note_end_move(prefix, id, state, request, cause))
-  ledger.count_end(request, state)
-  if not is_one_of_many then ledger.write(prefix) end
+  count_use(request, state)
+  if not is_one_of_many then write_use(prefix) end
   if request.entry or request.line then redis.call('HDEL', key, 'entry', 'line') end
   if request.warm then
     redis.call('HDEL', key, 'warm')
@@ -212,7 +207,7 @@ local function put_back(prefix, key, id, line, kind, cause)
     request.count or 0, request.engine or '', cause_line(cause)))
   redis.call('HDEL', key, 'engine')
   if kind == 'reclaimed' then
-    local past = {ledger.read_past(request.past)}
+    local past = {open_ledger().read_past(request.past)}
     past[5] = whole(request.count) or 0
     redis.call('HSET', key, 'past', table.concat(past, ' '))
   end

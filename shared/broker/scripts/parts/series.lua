@@ -9,10 +9,10 @@ local MAX_TENANTS = 100
 
 -- Add to the current hashes: amounts has names and whole numbers in turn; tenants has kinds, names and numbers in turn.
 local function add_to_series(prefix, amounts, tenants)
-  local now_s = math.floor(now_ms() / 1000)
+  local time_s = now_s()
   for _, resolution in ipairs(SERIES) do
     local step, ttl_s = unpack(resolution)
-    local start = now_s - now_s % step
+    local start = time_s - time_s % step
     local key = string.format('%sseries:%d:%d', prefix, step, start)
     for i = 1, #amounts, 2 do redis.call('HINCRBY', key, amounts[i], amounts[i + 1]) end
     for i = 1, #tenants, 3 do
@@ -25,6 +25,6 @@ local function add_to_series(prefix, amounts, tenants)
       end
       redis.call('HINCRBY', key, tenants[i] .. ':' .. name, tenants[i + 2])
     end
-    redis.call('EXPIRE', key, start + step + ttl_s - now_s)
+    redis.call('EXPIRE', key, start + step + ttl_s - time_s)
   end
 end

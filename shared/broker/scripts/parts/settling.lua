@@ -41,7 +41,8 @@ do
   -- and ms since its last claim. Call count_held_time first, because the number of running requests has changed.
   function service.count_served(prefix, served)
     local key, time_ms, by_band = prefix .. 'queue', now_ms(), {}
-    local rate = fields(key, 'rate_at', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output', 'rate_ended_ms')
+    local rate = fields(key, 'rate_at', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output', 'rate_ended_ms', 'budgets')
+    marks.budgets = rate.budgets or false
     local elapsed = math.max(0, time_ms - amount(rate.rate_at or time_ms))
     local fade = math.exp(-elapsed / RATE_WINDOW_MS)
     local tokens, mean_output, ended_ms = amount(rate.rate_tokens) * fade, rate.mean_output, amount(rate.rate_ended_ms)
@@ -202,12 +203,13 @@ end
 
 -- Write the collected effects.
 local function settle_ends(prefix)
-  ledger.write(prefix)
-  if not ends then return end
+  write_use(prefix)
+  if not ends then return spend_use(prefix) end
   write_counts()
   remove_from_lists(prefix)
   settle_started(prefix)
   if #ends.served > 0 then service.count_served(prefix, ends.served) end
+  spend_use(prefix)
   local tenants = ends.tenants
   ends = nil -- unblocking may end other requests, which are settled separately
   for tenant, effects in pairs(tenants) do

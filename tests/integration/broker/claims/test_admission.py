@@ -36,7 +36,7 @@ def refused(broker: Broker, commands: CommandConnection) -> Refused:
 
 
 async def serve_for(commands: CommandConnection, broker: Broker, duration_ms: int) -> None:
-    """As if what is under way had been for so much longer."""
+    """Move the start of what is under way back by this time."""
     await commands.execute("HINCRBY", broker.keys.prefix + "queue", "rate_at", -duration_ms)
 
 

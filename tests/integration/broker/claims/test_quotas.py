@@ -21,7 +21,7 @@ MINUTE_MS = 60_000
 async def pass_time(
     commands: CommandConnection, keys: ModelKeys, tenant: str, seconds: int, running: list[str]
 ) -> None:
-    """As if so many seconds went by: what a tenant has used, and until when it is blocked, moves into the past."""
+    """Let this many seconds pass: what a tenant has used, and until when it is blocked, moves into the past."""
     usage = keys.prefix + f"usage:{tenant}"
     flat = await commands.execute("HGETALL", usage)
     ttl_ms = await commands.execute("PTTL", usage)

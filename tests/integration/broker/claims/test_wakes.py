@@ -21,7 +21,7 @@ Woken = Callable[[], Awaitable[list[str]]]
 
 @pytest.fixture
 async def woken(broker: Broker, subscriber: Subscriber) -> Woken:
-    """Who has been woken since the last call, in order; engines are e0 to e9."""
+    """Return the engines that were woken since the last call, in order (e0 to e9)."""
     names: list[str] = []
     for engine in (f"e{number}" for number in range(10)):
         await subscriber.subscribe(broker.keys.engine_wake(engine), lambda _, name=engine: names.append(name))

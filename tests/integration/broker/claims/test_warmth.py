@@ -32,7 +32,7 @@ async def patient(queue: Queue) -> None:
 
 @pytest.fixture
 def leave_for_ms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long an engine leaves to others what it has its part of: not at all unless a test says so."""
+    """Return how long an engine leaves to others what it has its part of: not at all unless a test says so."""
     leave_to_others_for(monkeypatch, getattr(request, "param", 0))
 
 

@@ -68,7 +68,7 @@ def _place(entry: str) -> tuple[int, ...]:
 
 
 def check_lanes(found: Snapshot, expected: ExpectedQueue) -> None:
-    """What was never claimed stands in its lane, in order of arrival, and nothing else does; no lane is empty."""
+    """Check that lanes hold the requests that were never claimed, in order of arrival, and that none is empty."""
     lanes = expected.lanes()
     standing = {name: [request_id for _, request_id in entries] for name, entries in found.of("lane").items()}
     assert standing == lanes
@@ -147,7 +147,7 @@ def check_rooms(found: Snapshot, expected: ExpectedQueue) -> None:
 
 
 def check_warmth(found: Snapshot, expected: ExpectedQueue) -> None:
-    """Who was given what began so last; what waits with a mark, and nothing else, stands with its engine."""
+    """Check which engine last got each beginning; what waits with a mark, and nothing else, stands with its engine."""
     assert found.of("warm") == {digest: engine.encode() for digest, engine in expected.warm.items()}
     assert {engine: set(ids) for engine, ids in found.of("warm_for").items()} == expected.warm_for()
     for request_id, request in expected.requests.items():

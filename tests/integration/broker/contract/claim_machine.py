@@ -38,13 +38,13 @@ TURNS: st.SearchStrategy[Turn] = st.none() | st.tuples(st.sampled_from("ab"), st
 
 
 def digests_of(tenant: str, turn: Turn) -> tuple[str, ...]:
-    """Of a turn and those before it, the longest first."""
+    """Return the digests of a turn and those before it, the longest first."""
     return () if turn is None else tuple(f"{tenant}-{turn[0]}-{number}" for number in range(turn[1], 0, -1))
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What an engine believes: it may be stale."""
+    """A request as its engine believes it to be, which may be stale."""
 
     request_id: str
     epoch: int
@@ -221,7 +221,7 @@ class ClaimMachine(RuleBasedStateMachine):
         assert (claim.expires_in_ms >= 0) == (request.deadline is not None)
 
     def some_holding(self, engine: str) -> Holding:
-        """Of what the engine holds, or one that never was."""
+        """Choose a request that the engine holds, or one that never was."""
         held = self.expected.held_by(engine)
         if held:
             request_id = max(held)

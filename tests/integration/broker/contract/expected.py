@@ -174,7 +174,7 @@ class ExpectedQueue:
         return bool(free) or any(request.is_returned for request in self.requests.values())
 
     def own_in(self, lane: list[str], engine: str) -> list[str]:
-        """What an engine may take in front of a lane's head."""
+        """Return what an engine may take in front of a lane's head."""
         return [one for one in lane[:LOOK_AHEAD] if self.requests[one].warm == engine and self.order == "fcfs"]
 
     def left_to_others(self, engine: str, room: ExpectedRoom, ward: str) -> Callable[[str], bool]:
@@ -200,7 +200,7 @@ class ExpectedQueue:
         return next((engine for engine in known if engine in self.rooms and engine in self.leases), "")
 
     def warm_for(self) -> dict[str, set[str]]:
-        """What waits in lanes with a mark, by engine."""
+        """Return what waits in lanes with a mark, by engine."""
         marked: dict[str, set[str]] = {}
         for request_id, request in self.requests.items():
             if request.is_fresh and request.warm:

@@ -35,7 +35,7 @@ class InputMachine(EngineMachine):
 
     @rule(number=NUMBERS, ahead=st.integers(-1, 1), num_tokens=st.integers(0, 9), times=st.integers(1, 2))
     def extend(self, number: int, ahead: int, num_tokens: int, times: int) -> None:
-        """By the next chunk, the one before again, or one that leaves a gap; one that awaits input, if any does."""
+        """Extend a request, if one awaits input: by the next chunk, the one before, or one that leaves a gap."""
         awaiting = [
             request_id for request_id, r in self.expected.requests.items() if r.state is RequestState.AWAITING_INPUT
         ]

@@ -9,6 +9,7 @@ in their order, higher bands first, and all that is counted of them is what is t
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -23,6 +24,9 @@ from .agreement import check_all
 from .engine_machine import CLIENTS, NUMBERS
 from .expected import BANDS, TENANTS, ExpectedQueue, ExpectedRequest
 from .home_machine import HomeMachine
+
+# Drawn alike in each run. On a second server fewer show that its scripts do as those of the first.
+NUM_HISTORIES = int(os.environ.get("PENSTOCK_TEST_HISTORIES", "200"))
 
 
 class BrokerMachine(HomeMachine):
@@ -114,8 +118,6 @@ class BrokerMachine(HomeMachine):
         check_all(self.do(read_snapshot(self.connection, self.broker.keys)), self.expected)
 
 
-# Half a minute on a quiet machine; a signal inside the event loop would look like a lost connection to it.
-@pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_random_histories_keep_the_contract(broker_on: str) -> None:
     class Machine(BrokerMachine):
@@ -126,6 +128,6 @@ def test_random_histories_keep_the_contract(broker_on: str) -> None:
     # Not Phase.explain: it takes longer than the test may.
     phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
     profile = settings(
-        max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=checks, phases=phases
+        max_examples=NUM_HISTORIES, stateful_step_count=50, deadline=None, suppress_health_check=checks, phases=phases
     )
     run_state_machine_as_test(Machine, settings=profile)

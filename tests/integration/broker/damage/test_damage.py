@@ -186,6 +186,21 @@ async def test_a_damaged_request_ends_once_and_others_are_served(
     await assert_nothing_is_left(commands, broker)
 
 
+async def test_a_damaged_suspect_does_not_keep_others_from_an_idle_engine(
+    broker: Broker, commands: CommandConnection
+) -> None:
+    await enqueue(broker, "suspect")
+    await take(broker, "e0", 1)
+    await die(broker, "e0", external=False)
+    prefix = broker.keys.prefix
+    assert await commands.execute("LRANGE", prefix + "suspects", 0, -1) == [b"suspect"]
+    # So long ago that an engine would drain for it.
+    await commands.execute("HSET", prefix + "request:suspect", "suspected_at", 1)
+    await commands.execute("DEL", prefix + "payload:suspect")
+    await enqueue(broker, "behind")
+    assert [claim.request_id for claim in await take(broker, "e1", 4)] == ["behind"]
+
+
 async def test_a_damaged_parked_request_is_listed_and_can_be_purged(
     broker: Broker, commands: CommandConnection
 ) -> None:
@@ -224,7 +239,7 @@ async def test_a_sound_log_is_taken_for_one_whatever_is_in_it(broker: Broker, nu
 
 
 async def _take_away_what_stays(scene: Scene) -> None:
-    """What is for operators and for clients that live by their lease, and what goes when its time has come."""
+    """Remove what is for operators and for clients that live by their lease, and what goes when its time has come."""
     await scene.make_due()
     dead_letter = DeadLetter(scene.commands, scene.broker.keys)
     for dead in await dead_letter.list():
