@@ -33,6 +33,11 @@ _STATES = {
 }
 
 
+def requests_in_words(number: int) -> str:
+    """Return a number of requests: "1 request", "2 requests"."""
+    return "1 request" if number == 1 else f"{number} requests"
+
+
 def format_duration(seconds: float | None) -> str:
     """Return a duration in a fitting unit, "0.4 s" or "3 min"; "-" if it is unknown."""
     if seconds is None or math.isnan(seconds):
@@ -57,18 +62,6 @@ def format_sheet(fields: Mapping[str, str]) -> str:
     return "\n".join(f"{name + ':':<12}{value}" for name, value in fields.items())
 
 
-def parse_age(text: str) -> int:
-    """Return the seconds of an age such as "15m".
-
-    Raises:
-        ValidationError: ``text`` is not an age.
-    """
-    match = _AGE.fullmatch(text.strip())
-    if match is None:
-        raise ValidationError(f"since must be a number and one of s, m, h, d, such as 15m, got {shown(text)}")
-    return int(match[1]) * _AGE_UNITS_S[match[2]]
-
-
 def parse_when(field: str, text: str, now: float) -> float:
     """Return the Unix time of an age such as "15m", or of a time of UTC such as "2026-11-29 14:05".
 
@@ -76,8 +69,8 @@ def parse_when(field: str, text: str, now: float) -> float:
         ValidationError: ``text`` is neither; the message names ``field``.
     """
     text = text.strip().replace("T", " ")
-    if _AGE.fullmatch(text):
-        return now - parse_age(text)
+    if (match := _AGE.fullmatch(text)) is not None:
+        return now - int(match[1]) * _AGE_UNITS_S[match[2]]
     for form in ("%Y-%m-%d %H:%M", "%Y-%m-%d"):
         with contextlib.suppress(ValueError):
             return datetime.strptime(text, form).replace(tzinfo=UTC).timestamp()

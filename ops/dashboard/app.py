@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...producer.control.usage import Prices
 from ...shared.keys import Keys
 from ...shared.shards import ShardsArgument, make_commands
 from ...shared.values.names import DEFAULT_NAMESPACE
@@ -42,6 +43,7 @@ def dashboard(
     namespace: str = DEFAULT_NAMESPACE,
     shards: ShardsArgument = None,
     hosts: Sequence[str] = (),
+    prices: Prices | None = None,
 ) -> Starlette:
     """Return the pages as an ASGI application to serve, or to mount under any path.
 
@@ -53,6 +55,7 @@ def dashboard(
         access: returns the access of a request; None for operators' keys (`penstock operator`) and a login.
         namespace, shards: as of ``Client``.
         hosts: allowed host names; empty for any.
+        prices: for the costs of usage (``read_prices``); None for none.
 
     Raises:
         ConfigurationError: the URL cannot be read.
@@ -62,9 +65,8 @@ def dashboard(
     resolve = KeyAccess(connection, keys) if access is None else access
     has_login = isinstance(resolve, KeyAccess)
     renderer = Renderer(PAGES, has_login=has_login)
-    runtime = DashboardRuntime(
-        redis_url, shards, connection, keys, renderer, {"operator_keys": "on" if has_login else "off"}
-    )
+    options = {"operator_keys": "on" if has_login else "off"}
+    runtime = DashboardRuntime(redis_url, shards, connection, keys, renderer, options, prices)
     endpoints = Endpoints(runtime, renderer)
 
     @asynccontextmanager

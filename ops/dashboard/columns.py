@@ -69,6 +69,7 @@ MEANINGS: Mapping[str, str] = {
     "Body": "What is sent to the receiver",
     "Cached tokens": "Prompt tokens that were in a cache already; part of the prompt and embedding tokens",
     "Cause": "Why the request ended, or was parked",
+    "Cost": "By the prices that the dashboard was started with",
     "Device memory": "Memory of the device that the engine has reserved",
     "Embedding tokens": "Prompt tokens of requests without output: embeddings and scores",
     "Engine deaths": "Engines that died in a row while they ran this request",
@@ -111,6 +112,7 @@ MEANINGS: Mapping[str, str] = {
     "When full": "What Redis does at its memory limit; must be noeviction",
 }
 
+_MATCHING = _table("matching", "First matching requests", "Request|State|Tenant|Band|Engine|#Tokens|Cause")
 _TABLES: Mapping[str, tuple[Table, ...]] = {
     "overview": (
         _table(
@@ -137,7 +139,8 @@ _TABLES: Mapping[str, tuple[Table, ...]] = {
             "|#Est. start",
         ),
     ),
-    "cancel": (_table("matching", "First matching requests", "Request|State|Tenant|Band|Engine|#Tokens"),),
+    "cancel": (_MATCHING,),
+    "retry": (_MATCHING,),
     "engines": (
         _table(
             "engines",
@@ -177,8 +180,8 @@ _TABLES: Mapping[str, tuple[Table, ...]] = {
         _table(
             "usage",
             "Usage",
-            "Group|Name|#Requests|#Prompt tokens|#Cached tokens|#Output tokens|#Embedding tokens|#Recomputed tokens"
-            "|#Images|#Failed",
+            "Group|Name|#Requests|#Prompt tokens|#Cached tokens|#Output tokens|#Cost|#Failed|#Embedding tokens"
+            "|#Recomputed tokens|#Images",
         ),
         _table("budgets", "Budgets", "Tenant|Key|Period|#Spent|#Limit|Unit|#Used|Renewed"),
     ),

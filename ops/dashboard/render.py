@@ -15,10 +15,23 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 
 from ...producer.control.secret_keys import Role
 from ...shared.errors import ValidationError
-from ...shared.values.shown import shown
+from ...shared.values.shown import format_number, shown
 from ..views.access import Access
 from ..views.page import Page, Params, View
-from ..views.words import ago, as_unit, duration, length_of_time, moment, number, percent, plain, size, state_words
+from ..views.words import (
+    ago,
+    amount,
+    as_unit,
+    cost,
+    duration,
+    length_of_time,
+    moment,
+    number,
+    percent,
+    plain,
+    size,
+    state_words,
+)
 from .columns import HIDDEN, table_of, tables_of
 from .filters import SavedFilter
 
@@ -61,6 +74,9 @@ FILTERS = {
     "ago": ago,
     "state_words": state_words,
     "number": number,
+    "decimal": format_number,
+    "cost": cost,
+    "amount": amount,
     "percent": percent,
     "size": size,
     "plain": plain,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from redis.exceptions import RedisError
 
 from ...producer.control.secret_keys import Role
+from ...producer.control.usage import Prices
 from ...producer.sse import encode_event
 from ...shared.connection import CommandConnection
 from ...shared.deployment.presence import Presence, ProcessKind
@@ -38,6 +39,7 @@ class DashboardRuntime:
 
     Args:
         options: reported options, as of ``ProcessRecord``.
+        prices: as of ``dashboard``.
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class DashboardRuntime:
         keys: Keys,
         renderer: Renderer,
         options: dict[str, str],
+        prices: Prices | None,
     ) -> None:
-        self.source = Source(redis_url, connection, keys, shards)
+        self.source = Source(redis_url, connection, keys, shards, prices)
         self.watcher = Watcher(self.source, renderer)
         self.presence = Presence(connection, keys, ProcessKind.DASHBOARD, options)
         self._lock = asyncio.Lock()

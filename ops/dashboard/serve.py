@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 from functools import partial
 
+from ...producer.control.usage import Prices
 from ...producer.web.server import announce, listening, serve_app, web_config
 from ...shared.errors import ConfigurationError
 from ...shared.shards import ShardsArgument, check_servers
@@ -26,11 +27,12 @@ def serve(
     shards: ShardsArgument = None,
     access: Resolve | None,
     is_open: bool = False,
+    prices: Prices | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, and return 0.
 
     Args:
-        access: as of ``dashboard``.
+        access, prices: as of ``dashboard``.
         is_open: whether ``access`` lets in all requests; then the pages are served to this machine only.
 
     Raises:
@@ -45,7 +47,7 @@ def serve(
                 "create` creates keys), --auth-header NAME behind a proxy, or --host 127.0.0.1"
             )
         hosts = LOCAL_NAMES if is_open else ()
-        app = dashboard(redis_url, access=access, namespace=namespace, shards=shards, hosts=hosts)
+        app = dashboard(redis_url, access=access, namespace=namespace, shards=shards, hosts=hosts, prices=prices)
         # Only --auth-header decides which proxies are trusted.
         config = web_config(app, shutdown_timeout_s=SHUTDOWN_S, proxy_headers=False)
 

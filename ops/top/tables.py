@@ -150,6 +150,7 @@ def _engines_lines(view: View) -> list[str]:
     errors = [f"{row['engine']}: {row['error']}" for row in view["rows"] if row["error"]]
     return [
         f"{_count_words(len(view['rows']), 'engine')} of {_count_words(len(view['workers']), 'worker')}",
+        *map(str, view["drains"]),
         *_problem_lines(errors),
     ]
 
@@ -220,9 +221,9 @@ MODELS = Table(
         Column("MODEL", "model"),
         Column("STATE", "state"),
         Column("WAITING", "waiting", number, True),
-        Column("EST WAIT", "estimated_wait_s", duration, True),
+        Column("EST. WAIT", "estimated_wait_s", duration, True),
         Column("RUNNING", "running", number, True),
-        Column("TOK/S", "tokens_per_s", number, True),
+        Column("TOKENS/S", "tokens_per_s", number, True),
         Column("TTFT P50", "ttft_p50_s", length_of_time, True),
         Column("PARKED", "parked", number, True),
         Column("ENGINES", "engines", number, True),
@@ -245,7 +246,7 @@ TENANTS = Table(
     (
         Column("TENANT", "tenant"),
         Column("WAITING", "waiting", number, True),
-        Column("EST WAIT", "estimated_wait_s", duration, True),
+        Column("EST. WAIT", "estimated_wait_s", duration, True),
         Column("OLDEST", "oldest_age_s", duration, True),
         Column("RUNNING", "running", number, True),
         Column("WEIGHT", "weight", number, True),
@@ -271,7 +272,7 @@ REQUESTS = Table(
         Column("TENANT", "tenant"),
         Column("TOKENS", "output_tokens", number, True),
         Column("REQUESTS AHEAD", "position", number, True),
-        Column("EST START", "estimated_start_s", duration, True),
+        Column("EST. START", "estimated_start_s", duration, True),
         Column("ENGINE", "engine"),
         Column("BAND", "band"),
         Column("WAITED", "waited_s", length_of_time, True),
@@ -297,7 +298,7 @@ ENGINES = Table(
         Column("RESTARTS", "restarts", number, True),
         Column("RUNNING", "running", number, True),
         Column("KV CACHE", "kv_cache_usage", percent, True),
-        Column("TOK/S", "tokens_per_s", number, True),
+        Column("TOKENS/S", "tokens_per_s", number, True),
         Column("STEP", "step_p50_s", length_of_time, True),
         Column("MEMORY", "core_memory_bytes", size, True),
         Column("QUEUED INSIDE", "waiting_inside", number, True),

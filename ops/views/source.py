@@ -17,6 +17,7 @@ from ...producer.background.agenda import Agenda
 from ...producer.batches.batch_store import BatchStore
 from ...producer.control.operations import Operations
 from ...producer.control.secret_keys import OperatorKeys
+from ...producer.control.usage import Prices
 from ...producer.requests.model_cards import ModelCards
 from ...producer.webhooks.event_store import EventStore
 from ...shared.broker import Broker, DeadLetter, Queue, RequestHistory
@@ -47,13 +48,20 @@ class Source:
 
     Args:
         connection: connection for commands; ``close`` closes it, too.
+        prices: for the costs of usage; None for none.
     """
 
     def __init__(
-        self, redis_url: str, connection: CommandConnection, keys: Keys, shards: ShardsArgument = None
+        self,
+        redis_url: str,
+        connection: CommandConnection,
+        keys: Keys,
+        shards: ShardsArgument = None,
+        prices: Prices | None = None,
     ) -> None:
         self.connection = connection
         self.keys = keys
+        self.prices = prices
         self.client = Client(redis_url, namespace=keys.namespace, shards=shards, retry_for_s=RETRY_FOR_S)
         self.layouts = Layouts(connection, keys)
         self.operations = Operations(connection, keys)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import time
 
+from ...shared.queue.budgets import Unit
 from ...shared.values.shown import format_bytes
 from ..words import format_duration, state_words
 
 __all__ = [
     "ago",
+    "amount",
     "as_unit",
+    "cost",
     "duration",
     "length_of_time",
     "moment",
@@ -63,12 +66,29 @@ def ago(at: float | None, now: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a count with separated thousands, or a decimal with at most two decimals; a dash for None."""
+    """Return a count with separated thousands, or a decimal with two decimals or digits; a dash for None."""
     if value is None or not math.isfinite(value):
         return "-"
     if isinstance(value, int) or value >= 100 or value == int(value):
         return f"{value:,.0f}".replace(",", _THOUSANDS)
-    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+    return f"{value:.1f}" if value >= 1 else _with_digits(value, 2)
+
+
+def cost(value: float) -> str:
+    """Return an amount of money, with the decimals that a few requests need."""
+    return _with_digits(value, 4).replace(",", _THOUSANDS)
+
+
+def amount(value: float, unit: str) -> str:
+    """Return an amount of a budget."""
+    return number(value) if unit == Unit.TOKENS else cost(value)
+
+
+def _with_digits(value: float, num_decimals: int) -> str:
+    """Return a number with ``num_decimals``, or with two digits if it is so small that these would hide it."""
+    if 0 < abs(value) < 10.0**-num_decimals:
+        num_decimals = 1 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{num_decimals}f}"
 
 
 def percent(share: float | None) -> str:

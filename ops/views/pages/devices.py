@@ -13,7 +13,7 @@ from ....shared.messages.devices import DeviceModel, DeviceRecord, ModelPhase, S
 from ....shared.messages.supervision import ModelAction
 from ....shared.swap.rule import Reason
 from ....shared.values.shown import shown
-from ...words import format_duration
+from ...words import format_duration, requests_in_words
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
 from ..source import PageSnapshot
@@ -112,8 +112,7 @@ def swap_words(swap: SwapRecord, now: float) -> str:
     steps += [f"{swap.entered} woke"] if swap.entered else []
     words = f"{', '.join(steps)}, in {length_of_time(swap.took_s)}, {format_duration(max(0.0, now - swap.at))} ago"
     if swap.num_handed_back:
-        requests = "1 request" if swap.num_handed_back == 1 else f"{swap.num_handed_back} requests"
-        words += f"; {requests} returned to the queue"
+        words += f"; {requests_in_words(swap.num_handed_back)} returned to the queue"
     reason = _REASONS.get(swap.reason)
     return f"{words}; {reason}" if reason else words
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from ....producer.client_parts.core import CallOptions
 from ....producer.control.secret_keys import Role
-from ....shared.deployment.orders import order_leave, order_scale
+from ....shared.deployment.orders import read_drains
 from ....shared.deployment.records import DeviceUse, EngineHeartbeat, EngineSetup
 from ....shared.errors import ValidationError
 from ....shared.messages.requests import EXACT
-from ....shared.messages.supervision import DrainCommand, EngineState, StopCommand
+from ....shared.messages.supervision import EngineState
 from ....shared.params.lora import LoraSetup
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
@@ -37,11 +37,7 @@ async def _read_engines(snapshot: PageSnapshot, params: Params, _: Access) -> Vi
         "workers": {
             worker: [engine.engine_id for engine in engines if engine.worker_id == worker] for worker in workers
         },
-        "draining": {
-            worker: sum(engine.num_running_reqs for engine in engines if engine.worker_id == worker)
-            for worker in workers
-            if any(engine.worker_id == worker and engine.state is EngineState.DRAINING for engine in engines)
-        },
+        "drains": read_drains(engines, snapshot.at),
         "now": snapshot.at,
         "devices": await read_devices_view(snapshot),
         "facts": {"engines": len(engines)},
@@ -141,8 +137,7 @@ async def _wake_engine(context: ActionContext) -> str:
 
 async def _drain_worker(context: ActionContext) -> str:
     source, worker_id = context.source, field_of(context.form, "worker")
-    async with source.audit.audited("worker.drain", worker_id, timeout_s=DRAIN_TIMEOUT_S):
-        await order_leave(source.connection.execute, source.keys, worker_id, DrainCommand(timeout_s=DRAIN_TIMEOUT_S))
+    await source.operations.drain_worker(worker_id, DRAIN_TIMEOUT_S)
     return (
         f"worker {worker_id} is draining: it claims no more requests, and leaves when the running ones have ended, "
         f"after {DRAIN_TIMEOUT_S:.0f} s at the latest"
@@ -151,8 +146,7 @@ async def _drain_worker(context: ActionContext) -> str:
 
 async def _stop_worker(context: ActionContext) -> str:
     source, worker_id = context.source, field_of(context.form, "worker")
-    async with source.audit.audited("worker.stop", worker_id):
-        await order_leave(source.connection.execute, source.keys, worker_id, StopCommand())
+    await source.operations.stop_worker(worker_id)
     return f"worker {worker_id} is stopping; other engines resume its requests, or they wait for one"
 
 
@@ -160,9 +154,7 @@ async def _scale_worker(context: ActionContext) -> str:
     worker_id, text = field_of(context.form, "worker"), field_of(context.form, "engines")
     if not text.isdecimal():
         raise ValidationError(f"engines must be a number of at least 1, got {text!r}")
-    source = context.source
-    async with source.audit.audited("worker.scale", worker_id, num_engines=text):
-        await order_scale(source.connection.execute, source.keys, worker_id, int(text))
+    await context.source.operations.scale_worker(worker_id, int(text))
     return f"worker {worker_id} changes to {text} engines; surplus engines finish their requests first"
 
 

@@ -14,6 +14,7 @@ from ....shared.errors import RedisUnavailableError
 from ....shared.messages.supervision import EngineState
 from ....shared.partitions import read_series
 from ....shared.queue.stats import QueueStats
+from ...words import requests_in_words
 from ..access import Access
 from ..charts import CACHED_S, CHART_QUERY, quantile_of, read_charts
 from ..page import Page, PageSection, Params, View, problem_of
@@ -101,7 +102,7 @@ def _model_problems(
     if name not in served and (finding := unserved_finding(queue, engines, served)) is not None:
         add(finding.message, "/queue", finding.code)
     elif queue.depth and not any(engine.state in LIVE_STATES for engine in engines):
-        add(f"{_requests(queue.depth)} of {name} wait, and no engine serves it", "/engines", "no_engine")
+        add(f"{requests_in_words(queue.depth)} of {name} wait, and no engine serves it", "/engines", "no_engine")
     if queue.is_paused:
         add(f"the queue of {name} is paused; {queue.depth} wait", "/queue", "paused", "warn")
     for engine in engines:
@@ -109,12 +110,8 @@ def _model_problems(
             text = f"engine {engine.engine_id} is {engine.state}: {engine.error or 'unknown cause'}"
             add(text, "/engines", "engine_broken")
     if num_dead:
-        add(f"{_requests(num_dead)} of {name} parked", "/dead", "parked", "warn")
+        add(f"{requests_in_words(num_dead)} of {name} parked", "/dead", "parked", "warn")
     return problems
-
-
-def _requests(number: int) -> str:
-    return "1 request" if number == 1 else f"{number} requests"
 
 
 async def _deployment_problems(snapshot: PageSnapshot) -> list[View]:

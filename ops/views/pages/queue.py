@@ -16,6 +16,7 @@ from ..access import Access
 from ..charts import CHART_QUERY, read_charts, rows_of
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of, number_field
 from ..source import PageSnapshot, together
+from ..words import number
 from .usage import read_budgets
 
 PAGE_ROWS = 100
@@ -26,6 +27,24 @@ CONFIGURED_CACHED_S = 10.0
 TENANT_PREFIX = "tenant."
 P = TypeVar("P", QueuePolicy, TenantPolicy)
 _QUERY = ("model", "q", "from", *CHART_QUERY)
+_LABELS = {
+    "bands": "Bands, the most urgent first",
+    "default_band": "Default band",
+    "strictness": "Strictness: share of its tokens that a band keeps while lower bands wait",
+    "ageing_s": "Ageing: seconds of waiting that raise a request by one band",
+    "order": "Order of a tenant's requests",
+    "max_queue_depth": "Max waiting requests",
+    "max_queue_tokens": "Max waiting tokens",
+    "warm_ttl_s": "Seconds for which the engine of a conversation is remembered",
+    "affinity_ms": "Milliseconds that a request is held for the engine with its conversation",
+    "events_kept": "Events of requests to keep",
+    "weight": "Weight",
+    "requests_per_minute": "Requests per minute",
+    "tokens_per_minute": "Tokens per minute",
+    "max_concurrent_requests": "Max running requests",
+    "over_quota": "Requests over quota",
+}
+_VALUES = {"fcfs": "first come, first served", "edf": "earliest deadline first", "refuse": "are refused"}
 _LIMITS = (
     "requests_per_minute",
     "tokens_per_minute",
@@ -146,7 +165,18 @@ async def _read_policy(snapshot: PageSnapshot, params: Params, _: Access) -> Vie
     fields = msgspec.json.decode(policy.encode())
     rows = [{"setting": name, "value": value} for name, value in fields.items() if name != "tenant"]
     rows += [{"setting": f"tenant.{name}", "value": value} for name, value in fields["tenant"].items()]
-    return {"model": model, "policy": policy, "limits": _LIMITS, "rows": rows, "facts": fields}
+    words = [_setting_words(row["setting"], row["value"]) for row in rows]
+    return {"model": model, "policy": policy, "limits": _LIMITS, "rows": rows, "words": words, "facts": fields}
+
+
+def _setting_words(setting: str, value: Any) -> tuple[str, str]:
+    """Return the label of a setting and its value in words."""
+    name = setting.removeprefix(TENANT_PREFIX)
+    label, none = _LABELS.get(name, name.replace("_", " ")), {"ageing_s": "never", "warm_ttl_s": "not at all"}
+    words = none.get(name, "no limit") if value is None else _VALUES.get(value) if isinstance(value, str) else None
+    if words is None:
+        words = ", ".join(value) if isinstance(value, list) else value if isinstance(value, str) else number(value)
+    return label if name == setting else f"{label} of a tenant without a policy of its own", words
 
 
 async def _pause_queue(context: ActionContext) -> str:

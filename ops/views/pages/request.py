@@ -11,7 +11,7 @@ from ....shared.broker import Broker, RequestHistory
 from ....shared.errors import RequestNotFoundError
 from ....shared.keys import ModelKeys
 from ....shared.messages.deltas import Delta
-from ....shared.queue.lifecycle import RequestEvent, RequestState, summary_of
+from ....shared.queue.lifecycle import RETRYABLE_STATES, RequestEvent, RequestState, summary_of
 from ....shared.queue.stats import RequestStatus
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
@@ -21,7 +21,6 @@ from ..source import PageSnapshot, Source, together
 MOST_LOGS = 100
 # An expired request changes only if its id is reused.
 EXPIRED_CACHED_S = 30.0
-RETRYABLE = (RequestState.FAILED, RequestState.CANCELLED, RequestState.EXPIRED)
 
 
 async def _read_request(snapshot: PageSnapshot, params: Params, access: Access) -> View:
@@ -41,7 +40,7 @@ async def _read_request(snapshot: PageSnapshot, params: Params, access: Access) 
     facts = _facts(status, output, int(arrived_ms or 0) / 1000)
     return {
         **_state_and_timeline(snapshot, model, status, events, facts),
-        "can_retry": bool(can_retry) and status.state in RETRYABLE,
+        "can_retry": bool(can_retry) and status.state in RETRYABLE_STATES,
         "output": output,
         "text": _tail(output.text) if output and access.sees_contents else "",
         "is_cut": output is not None and len(output.text) > MAX_SHOWN_CHARS,
@@ -107,7 +106,7 @@ async def _payload(source: Source, keys: ModelKeys, status: RequestStatus) -> by
     """Return the encoded request. It is in its lane until the first claim, then in a key until its end, and in
     another as long as it can be retried."""
     request_id = status.request_id
-    key = keys.retry(request_id) if status.state in RETRYABLE else keys.payload(request_id)
+    key = keys.retry(request_id) if status.state in RETRYABLE_STATES else keys.payload(request_id)
     payload = await source.connection.execute("GET", key)
     if payload is not None or status.state is not RequestState.QUEUED:
         return payload

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import msgspec
 
 from ....producer.control.secret_keys import Role
 from ....shared.broker import STATE_WORDS, RequestFilter
-from ....shared.broker.bulk import count_matching
+from ....shared.broker.bulk import count_matching, within
 from ....shared.broker.request_history import MAX_LISTED
 from ....shared.errors import ValidationError
-from ....shared.queue.lifecycle import LIVE_STATES, RequestState, RequestSummary
+from ....shared.queue.lifecycle import LIVE_STATES, RETRYABLE_STATES, RequestState, RequestSummary
 from ....shared.queue.stats import RequestStatus
-from ...words import parse_span
+from ...words import parse_span, requests_in_words
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
 from ..source import PageSnapshot, together
-from .request import RETRYABLE
 
-MAX_RETRIED = 1000
 # Per state, for running and waiting requests; twice as many of ended ones.
 MOST_SHOWN = 50
 # A list with a filter may have to scan all events or a long lane.
@@ -55,11 +53,16 @@ async def _read_requests(snapshot: PageSnapshot, params: Params, _: Access) -> V
         "states": STATES,
         "rows": [_request_row(model, request, places.get(request.request_id), snapshot.at) for request in matching],
         "is_filtered": has_filter(params),
-        "can_retry": params.get("state") in ("ended", *RETRYABLE),
+        "can_retry": bool(filter_of(params).selected & RETRYABLE_STATES),
         "can_cancel": has_filter(params) and bool(filter_of(params).selected & LIVE_STATES),
         "words": describe_filter(params),
         "num_running": stats and stats.num_running,
         "num_waiting": stats and stats.depth,
+        "counts": {
+            "running": stats and stats.num_running,
+            "waiting": stats and stats.depth,
+            "parked": await snapshot.num_dead(model),
+        },
         "most": MOST_SHOWN,
         "facts": {"running": stats and stats.num_running, "waiting": stats and stats.depth},
     }
@@ -106,12 +109,19 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 
 async def _read_cancel(snapshot: PageSnapshot, params: Params, _: Access) -> View:
-    """Return how many requests a cancel with this filter would end, and the first of them."""
+    return await _preview(snapshot, params, LIVE_STATES)
+
+
+async def _read_retry(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+    return await _preview(snapshot, params, RETRYABLE_STATES)
+
+
+async def _preview(snapshot: PageSnapshot, params: Params, states: Set[RequestState]) -> View:
+    """Return how many requests in these states the filter selects, and the first of them."""
     model, request_filter = await _require_filter(snapshot, params)
     history = await snapshot.source.history(model)
-    live = tuple(state.value for state in request_filter.selected & LIVE_STATES)
-    count = await count_matching(history, request_filter)
-    first = await history.requests(msgspec.structs.replace(request_filter, states=live), limit=MOST_SHOWN)
+    count = await count_matching(history, request_filter, states)
+    first = await history.requests(within(request_filter, states), limit=MOST_SHOWN)
     return {
         "model": model,
         "rows": [_request_row(model, request, None, snapshot.at) for request in first],
@@ -133,19 +143,14 @@ async def _require_filter(snapshot: PageSnapshot, params: Params) -> tuple[str, 
 async def _cancel_requests(context: ActionContext) -> str:
     model, request_filter = await _require_filter(PageSnapshot(context.source), context.form)
     count = await context.source.operations.cancel_matching(model, request_filter)
-    return f"cancelled {count} requests: {describe_filter(context.form)}"
+    return f"cancelled {requests_in_words(count)}: {describe_filter(context.form)}"
 
 
 async def _retry_requests(context: ActionContext) -> str:
-    source, request_filter = context.source, filter_of(context.form)
-    model = (await PageSnapshot(source).check_model(field_of(context.form, "model"))).model
-    states = tuple(state.value for state in RETRYABLE if state in request_filter.selected)
-    if not states:
-        raise ValidationError(f"state must be ended, {', '.join(RETRYABLE)}, got {context.form.get('state', '')!r}")
-    history = await source.history(model)
-    ended = await history.requests(msgspec.structs.replace(request_filter, states=states), limit=MAX_RETRIED)
-    num_retried = await source.operations.retry_all(model, [request.request_id for request in ended])
-    return f"queued {num_retried} of {len(ended)} requests again; the input of the others is not stored"
+    model, request_filter = await _require_filter(PageSnapshot(context.source), context.form)
+    count = await context.source.operations.retry_matching(model, request_filter)
+    words = f"{requests_in_words(count)} again: {describe_filter(context.form)}"
+    return f"queued {words}; the input of others is not stored"
 
 
 def filter_of(params: Mapping[str, str]) -> RequestFilter:
@@ -188,9 +193,18 @@ SECTION = PageSection(
             live=False,
             role=Role.OPERATOR,
         ),
+        Page(
+            "retry",
+            "/requests/retry",
+            "Retry requests · {model}",
+            _read_retry,
+            query=("model", *NAMES),
+            live=False,
+            role=Role.OPERATOR,
+        ),
     ),
     actions=(
         Action("/requests/cancel", Role.OPERATOR, _cancel_requests, "requests", confirm="count"),
-        Action("/requests/retry", Role.OPERATOR, _retry_requests, "requests"),
+        Action("/requests/retry", Role.OPERATOR, _retry_requests, "requests", confirm="count"),
     ),
 )

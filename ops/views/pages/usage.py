@@ -19,7 +19,7 @@ from ....producer.control.usage import (
     usage_span,
 )
 from ....shared.errors import ValidationError
-from ....shared.partitions.budgets import BudgetStore, sync_budgets
+from ....shared.partitions.budgets import sync_budgets
 from ....shared.queue.budgets import PERIOD_WORDS, Budget, BudgetState, Period, Unit
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of, number_field
@@ -47,14 +47,19 @@ async def _read_usage(snapshot: PageSnapshot, params: Params, _: Access) -> View
         tenant=params.get("tenant") or None,
         model=params.get("model") or None,
     )
-    usages, budgets = await together(read_usage(source.connection, source.keys, query), read_budgets(snapshot))
+    usages, budgets = await together(
+        read_usage(source.connection, source.keys, query, source.prices), read_budgets(snapshot)
+    )
     return {
         "rows": [_usage_row(usage, query) for usage in usages[:MOST_SHOWN]],
         "total": _usage_row(total_of(usages), query),
         "more": max(0, len(usages) - MOST_SHOWN),
+        "has_prices": source.prices is not None,
+        "currency": "" if source.prices is None else source.prices.currency,
         "budgets": budgets,
         "periods": list(Period),
         "by": by,
+        "has_names": query.by in _NAMED,
         "headings": _HEADINGS.get(query.by, (by.capitalize(), "Name")),
         "groupings": list(Grouping),
         "first": first or show_time(start),
@@ -67,7 +72,7 @@ async def _read_usage(snapshot: PageSnapshot, params: Params, _: Access) -> View
 def _usage_row(usage: Usage, query: UsageQuery) -> dict[str, Any]:
     sums = msgspec.structs.asdict(usage.sums)
     name = usage.name or ("-" if query.by in _NAMED else "")
-    return {"group": usage.group, "name": name, "requests": usage.sums.num_requests, **sums}
+    return {"group": usage.group, "name": name, "requests": usage.sums.num_requests, **sums, "cost": usage.cost}
 
 
 async def read_budgets(snapshot: PageSnapshot, tenant: str | None = None) -> list[dict[str, Any]]:
@@ -89,7 +94,7 @@ def _budget_row(state: BudgetState) -> dict[str, Any]:
         "period": budget.period.value,
         "period_words": PERIOD_WORDS[budget.period],
         "unit": budget.unit.value,
-        "spent": round(state.spent, 6),
+        "spent": float(f"{state.spent:.10g}"),
         "limit": budget.limit,
         "share": state.share,
         "renewed": "never" if state.renewed_at is None else show_time(state.renewed_at),
@@ -137,17 +142,9 @@ async def _set_budget(context: ActionContext) -> str:
         prices=parse_prices(prices).models,
         webhook_url=form.get("webhook", "").strip(),
     ).validated()
-    if period is Period.ALL:
-        now = int((await source.connection.execute("TIME"))[0])
-        budget = msgspec.structs.replace(budget, since=await _counted_since(context, budget) or now)
     await source.operations.set_budget(budget)
-    return f"the budget of {budget.tenant} is set; it counts what was used before in this period"
-
-
-async def _counted_since(context: ActionContext, budget: Budget) -> int | None:
-    """Return when a budget that is changed began to count; None if it is new."""
-    budgets = await BudgetStore(context.source.connection, context.source.keys).read_all()
-    return next((one.since for one in budgets if one.name == budget.name), None)
+    counts = "from when it was first set" if period is Period.ALL else "what was used before in this period"
+    return f"the budget of {budget.tenant} is set; it counts {counts}"
 
 
 async def _remove_budget(context: ActionContext) -> str:

@@ -15,6 +15,7 @@ from ..page import Action, ActionContext, Page, PageSection, Params, View, field
 from ..source import PageSnapshot, together
 
 MOST_SHOWN = 100
+_STATE_WORDS = {EventState.PENDING: "waiting", EventState.DELIVERED: "delivered", EventState.DEAD: "given up"}
 
 
 async def _read_webhooks(snapshot: PageSnapshot, params: Params, _: Access) -> View:
@@ -25,7 +26,15 @@ async def _read_webhooks(snapshot: PageSnapshot, params: Params, _: Access) -> V
     newest, *counts = await together(events.newest(EventState(state), MOST_SHOWN), *map(events.count, EventState))
     by_state = dict(zip(map(str, EventState), counts, strict=True))
     rows = [_event_row(event) for event in newest]
-    return {"rows": rows, "state": state, "counts": by_state, "most": MOST_SHOWN, "facts": by_state, "now": snapshot.at}
+    return {
+        "rows": rows,
+        "state": state,
+        "words": {state.value: words for state, words in _STATE_WORDS.items()},
+        "counts": by_state,
+        "most": MOST_SHOWN,
+        "facts": by_state,
+        "now": snapshot.at,
+    }
 
 
 def _event_row(event: WebhookEvent) -> dict[str, Any]:

@@ -35,6 +35,7 @@ QUERIES = {
     "policy": "?model=demo",
     "queue": "?model=demo",
     "cancel": "?model=demo&tenant=acme",
+    "retry": "?model=demo&tenant=acme&state=ended",
 }
 # Of one thing that has to be there; their tests open them.
 NEED_A_THING = ("request", "parked", "webhook")
@@ -60,6 +61,10 @@ JOIN = """async (paths) => {
 }"""
 TOO_WIDE = """[...document.querySelectorAll("main > section")].filter((one) => one.scrollWidth > one.clientWidth)
   .map((one) => one.getAttribute("aria-label"))"""
+# Columns that their window cuts, with the label of their table.
+CUT = """[...document.querySelectorAll(".scroll")].flatMap((one) => [...one.querySelectorAll("thead th")]
+  .filter((column) => column.getBoundingClientRect().right > one.getBoundingClientRect().right + 1)
+  .map((column) => [one.getAttribute("aria-label"), column.textContent]))"""
 
 
 class Operators:
@@ -208,6 +213,9 @@ def test_every_page_loads_fits_its_window_and_axe_finds_nothing_serious(visit: V
     for width in (390, 1280):
         visit.page.set_viewport_size({"width": width, "height": 800})
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, visit.page.evaluate(TOO_WIDE)
+    # Further columns may need a scroll.
+    cut = {tuple(column) for column in visit.page.evaluate(CUT)}
+    assert not cut & {("Requests", "Band"), ("Engines", "Model")}
     problems = violations(visit.page)
     assert problems == [], json.dumps(problems, indent=1)
 
@@ -275,6 +283,14 @@ def test_each_change_of_a_queue_and_a_request_reaches_redis(visit: Visit, operat
     assert operators.state("to-retry", UNSERVED) == "cancelled"
     page.get_by_role("button", name="Retry the request").click()
     page.get_by_text("to-retry is queued again").wait_for()
+    assert operators.state("to-retry", UNSERVED) == "queued"
+    page.get_by_role("button", name="Cancel the request").click()
+    page.get_by_text("the request is cancelled").wait_for()
+    visit.open(f"/requests?model={UNSERVED}&state=cancelled&prefix=to-retry")
+    page.get_by_role("link", name="Retry the failed, cancelled and expired ones").click()
+    page.get_by_label("to confirm").fill("1")
+    page.get_by_role("button", name="Retry requests").click()
+    page.get_by_text("queued 1 request again").wait_for()
     assert operators.state("to-retry", UNSERVED) == "queued"
     visit.open(f"/queue?model={UNSERVED}")
     page.get_by_label("Weight and quotas of tenant").fill("comes")

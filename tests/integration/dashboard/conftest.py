@@ -39,7 +39,7 @@ class Site:
         self._stack = stack
 
     async def register(self, model: str = "m", **fields: Any) -> None:
-        """As a worker would."""
+        """Register it as a worker would."""
         card = msgspec.json.encode(ModelCard(model=model))
         await self.connection.execute("HSET", self.keys.models(), model, card)
         beat = EngineHeartbeat(
@@ -67,7 +67,7 @@ class Site:
         ]
 
     async def append(self, request_id: str, epoch: int, delta: Delta) -> None:
-        """As the engine that holds it."""
+        """Append as the engine that holds it."""
         assert await self.broker.append([Record(request_id, epoch, delta)]) == []
 
     async def park(self, request_id: str, prompt: str = "hello") -> None:

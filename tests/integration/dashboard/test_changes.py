@@ -22,6 +22,7 @@ from penstock.shared.messages.supervision import ScaleCommand, WorkerCommand
 from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.queue.policy import TenantPolicy
 
+from ...processes import DEADLINE_S
 from .conftest import Site
 
 
@@ -87,6 +88,15 @@ async def test_a_policy_is_changed_in_part(site: Site) -> None:
     assert policy.bands == ("interactive", "standard", "batch"), "a form without a field leaves it"
     more = {"bands": "fast, slow", "default_band": "slow", "events_kept": "50", "tenant.requests_per_minute": "9"}
     assert (await visitor.post("/queue/policy", data=form | more)).status_code == 303
+    page = (await visitor.get("/policy?model=m")).text
+    for label, value in (
+        ("Ageing: seconds of waiting that raise a request by one band", "never"),
+        ("Order of a tenant&#39;s requests", "earliest deadline first"),
+        ("Requests per minute of a tenant without a policy of its own", "9"),
+        ("Max waiting tokens", "no limit"),
+        ("Bands, the most urgent first", "fast, slow"),
+    ):
+        assert f'<th scope="row">{label}</th><td>{value}</td>' in page
     policy = await site.queue.policy()
     assert (policy.bands, policy.events_kept, policy.tenant.requests_per_minute) == (("fast", "slow"), 50, 9)
     for field, value in (("strictness", "7"), ("bands", "A, slow"), ("events_kept", "many"), ("tenant.weight", "0")):
@@ -108,7 +118,7 @@ async def test_a_tenant_that_waits_for_nothing_has_a_policy_before_it_comes(site
     (row,) = (await visitor.get("/queue.json?model=m")).json()["rows"]
     assert (row["tenant"], row["waiting"], row["weight"], row["has_own_policy"]) == ("comes", 0, 3.0, True)
     (entry,) = await entries(site)
-    assert audit_sentence(entry) == "changed the policy of tenant comes for m: weight from 1.0 to 3.0"
+    assert audit_sentence(entry) == "changed the policy of tenant comes for m: weight from 1 to 3"
 
 
 async def test_a_worker_is_ordered_to_scale_without_waiting_for_it(site: Site) -> None:
@@ -117,10 +127,10 @@ async def test_a_worker_is_ordered_to_scale_without_waiting_for_it(site: Site) -
     visitor = await site.visitor()
     async with redis.asyncio.Redis.from_url(site.url) as direct, direct.pubsub() as channel:
         await channel.subscribe(site.keys.worker_commands("host-1"))
-        assert await channel.get_message(timeout=60)  # that it is subscribed
+        assert await channel.get_message(timeout=DEADLINE_S)  # that it is subscribed
         answer = await visitor.post("/workers/scale", data={"worker": "host-1", "engines": "3"})
         assert answer.status_code == 303, answer.text
-        order = await channel.get_message(timeout=60)
+        order = await channel.get_message(timeout=DEADLINE_S)
     assert order is not None
     assert msgspec.msgpack.decode(order["data"], type=WorkerCommand) == ScaleCommand(3)
     for engines, problem in (("9", "at most 4"), ("0", "at least 1"), ("x", "engines must be a number")):
@@ -190,17 +200,22 @@ async def test_failed_and_cancelled_requests_are_retried(site: Site) -> None:
     for request_id in ("cancelled", "other"):
         await site.broker.cancel(request_id)
     page = (await visitor.get("/requests?model=m&state=cancelled&tenant=acme")).text
-    assert "Retry failed, cancelled and expired requests of this list" in page
-    back = {"back": "model=m&state=cancelled&tenant=acme"}
-    answer = await visitor.post("/requests/retry", data={"model": "m", "state": "cancelled", "tenant": "acme", **back})
+    assert "/requests/retry?model=m&amp;state=cancelled&amp;tenant=acme" in page
+    preview = (await visitor.get("/requests/retry?model=m&state=cancelled&tenant=acme")).text
+    assert "<b>2</b> requests of m have failed, were cancelled or have expired" in preview
+    form = {"model": "m", "state": "cancelled", "tenant": "acme", "count": "2"}
+    assert (await visitor.post("/requests/retry", data=form)).status_code == 400, "it needs the number"
+    answer = await visitor.post("/requests/retry", data=form | {"confirm": "2"})
     assert answer.headers["location"] == "/requests?model=m&state=cancelled&tenant=acme"
     assert [await site.broker.state(one) for one in ("cancelled", "other")] == [RequestState.QUEUED] * 2
-    assert (await visitor.post("/requests/retry", data={"model": "m", "state": "running"})).status_code == 400
+    running = {"model": "m", "state": "running", "count": "1", "confirm": "1"}
+    assert (await visitor.post("/requests/retry", data=running)).status_code == 400
     assert [(one.action, one.result) for one in await entries(site)] == [
         ("request.cancel", "ok"),
         ("request.retry", "ok"),
         ("request.retry", "request_not_found"),
         ("request.retry_all", "ok"),
+        ("request.retry_all", "validation_error"),
     ]
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
+from penstock.ops.dashboard import Access, Role
 from penstock.ops.dashboard.columns import COLUMNS_COOKIE, MEANINGS, tables_of
 from penstock.ops.dashboard.filters import FILTERS_COOKIE
 from penstock.ops.views.pages import PAGES
+from penstock.shared.deployment.records import DeviceUse
 
 from .conftest import Site
 
@@ -48,13 +52,30 @@ async def test_hidden_columns_stay_hidden_in_this_browser_alone(site: Site) -> N
     answer = await visitor.post("/columns", data={"page": "engines", "back": "model=m", **form})
     assert answer.headers["location"] == "/engines?model=m"
     assert visitor.cookies[COLUMNS_COOKIE] == "engines.steps"
-    assert '<table class="hide-16">' in (await visitor.get("/engines?model=m")).text
+    assert '<table class="hide-16 hide-11 hide-12">' in (await visitor.get("/engines?model=m")).text
     await visitor.post("/columns", data={"page": "overview", "models.state": "1"})
     assert "engines.steps" in visitor.cookies[COLUMNS_COOKIE], "those of other pages stay"
-    assert '<table class="">' in (await (await site.visitor()).get("/engines")).text
+    assert '<table class="hide-11 hide-12">' in (await (await site.visitor()).get("/engines")).text
     assert (await visitor.post("/columns", data={"page": "none"})).status_code == 400
     visitor.cookies.set(COLUMNS_COOKIE, '"><script>')
     assert "<script>" not in (await visitor.get("/engines")).text
+
+
+@pytest.mark.parametrize("role", [Role.VIEWER, Role.ADMIN])
+async def test_columns_of_devices_are_there_for_engines_with_devices(site: Site, role: Role) -> None:
+    use = DeviceUse(busy_share=0.5, used_bytes=2**30, total_bytes=2**31, power_w=50.0, temperature_c=40)
+    for fields, labels in (
+        ({}, set()),
+        ({"device_memory_bytes": 2**30}, {"Device memory"}),
+        ({"device_memory_bytes": 2**30, "device_use": use}, {"Device memory", "GPU"}),
+    ):
+        await site.register(**fields)
+        html = (await (await site.visitor(Access("v", role))).get("/engines")).text
+        table = re.search(r'<table class="([^"]*)">.*?</thead>', html, re.DOTALL)
+        assert table is not None
+        columns = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', table[0])
+        hidden = {columns[int(number) - 1] for number in re.findall(r"hide-(\d+)", table[1])}
+        assert hidden == {"Device memory", "GPU"} - labels
 
 
 async def test_a_filter_is_saved_under_a_name_and_removed(site: Site) -> None:

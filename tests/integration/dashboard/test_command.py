@@ -11,6 +11,8 @@ from penstock.ops import cli as penstock_cli
 from penstock.ops.local.server import LocalServer
 from penstock.shared.process.command_line import EXIT_FAILED, EXIT_USAGE
 
+from ...processes import DEADLINE_S
+
 HTML = {"accept": "text/html"}
 
 
@@ -40,9 +42,11 @@ def test_wrong_options_are_refused_by_name(
 def test_it_serves_this_machine_and_ends_in_order_under_an_open_stream(redis_url: str, tmp_path: Path) -> None:
     with LocalServer("dashboard", redis_url, ["--namespace", "of-a-command"], tmp_path / "log") as server:
         assert server.base_url.startswith("http://127.0.0.1:")
-        assert httpx.get(server.base_url, headers=HTML, timeout=120).status_code == 200
-        assert httpx.get(server.base_url, headers=HTML | {"host": "evil.example"}, timeout=120).status_code == 421
-        with httpx.stream("GET", f"{server.base_url}/live/overview", headers=HTML, timeout=60) as stream:
+        assert httpx.get(server.base_url, headers=HTML, timeout=DEADLINE_S).status_code == 200
+        assert (
+            httpx.get(server.base_url, headers=HTML | {"host": "evil.example"}, timeout=DEADLINE_S).status_code == 421
+        )
+        with httpx.stream("GET", f"{server.base_url}/live/overview", headers=HTML, timeout=DEADLINE_S) as stream:
             assert next(stream.iter_text()).startswith("data: ")
             assert server.stop() == 0
 

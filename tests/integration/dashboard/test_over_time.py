@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import pytest
 
@@ -15,7 +16,7 @@ from .conftest import Site
 
 
 async def count(site: Site, model: str, amounts: dict[str, int]) -> None:
-    """As an engine of the model does, a step ago: the one under way is not drawn."""
+    """Count as an engine of the model does, a step ago: the one under way is not drawn."""
     keys = site.keys.model(model)
     await SeriesStore(site.connection, keys).add(f"engine of {model}", 1, amounts)
     for step_s in STEPS_S:
@@ -60,6 +61,9 @@ async def test_series_are_compared_with_the_period_before_and_exported(site: Sit
     assert '/queue?model=m&amp;q=a&amp;span=24h&amp;compare=1"' in html, "another span keeps the other choices"
     assert 'href="/series.csv?model=m&amp;span=1h&amp;compare=1"' in html
     rows = list(csv.DictReader(io.StringIO((await visitor.get("/series.csv?model=m&span=1h&compare=1")).text)))
+    labels = re.findall('<th scope="col">([^<]*)</th>', (await visitor.get("/series?model=m&span=1h&compare=1")).text)
+    assert labels[0] == "From (UTC)"
+    assert {"Tokens in/s", "Tokens in/s before", "TTFT p50 (s)", "ITL p99 (s) before", "Waiting"} <= set(labels)
     assert float(rows[-1]["tokens_out_per_s"]) == 1200
     assert (rows[0]["tokens_out_per_s"], rows[-1]["tokens_out_per_s_before"]) == ("", "")
 

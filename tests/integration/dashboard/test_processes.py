@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -79,10 +81,11 @@ async def test_draining_a_worker_is_recorded_with_its_actor(
     # The worker is there as long as this test: the answer does not wait until it has left.
     assert (await operator.post(path, data={"worker": "host-1"} | confirm)).headers["location"] == "/engines"
     assert await heard.get() == command
-    await site.register(state=EngineState.DRAINING, num_running_reqs=2)
+    await site.register(state=EngineState.DRAINING, num_running_reqs=2, drains_until=time.time() + 3600)
     page = (await operator.get("/engines")).text
     assert note in page
-    assert "Worker host-1 is draining: 2 requests are still running." in page
+    assert re.search(r"Worker host-1 is draining: 2 requests are still running, for at most 3[56]\d\d s\.", page)
+    assert 'href="/requests?model=m&amp;state=running&amp;engine=host-1-0">2</a>' in page
     (entry,) = await Audit(site.connection, site.keys).read()
     assert (entry.actor, entry.action, entry.target, entry.result) == ("olga", action, "host-1", "ok")
     await supervisor.close()

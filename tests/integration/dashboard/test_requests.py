@@ -38,7 +38,7 @@ def bars(html: str) -> list[tuple[float, float]]:
 
 
 def items(html: str) -> list[str]:
-    """What the timeline says to whom it is read."""
+    """Return what a screen reader says of the timeline."""
     (timeline,) = re.findall(r'<ol class="timeline">(.*?)</ol>', html, re.DOTALL)
     found = re.findall(r"<li>(.*?)</li>", timeline, re.DOTALL)
     return [" ".join(re.sub(r"<[^>]+>", "", one).split()) for one in found]
@@ -99,7 +99,7 @@ async def shown(site: Site, query: str) -> set[str]:
 
 
 async def fill(site: Site) -> None:
-    """One that runs, one that has finished, one that was cancelled, two that wait."""
+    """Add a running, a finished, a cancelled and two waiting requests."""
     await site.enqueue("a-ends", tenant="acme")
     (claim,) = (await site.broker.claim("host-1-0", EngineCapacity(max_num_seqs=1))).claims
     end = Delta(index=0, token_ids=[1], finish_reason=FinishReason.STOP)
@@ -159,7 +159,10 @@ async def test_a_wrong_filter_is_a_sentence(query: str, name: str, site: Site) -
 async def test_cancelling_many_previews_their_number_and_needs_it_as_confirmation(site: Site) -> None:
     await fill(site)
     operator = await site.visitor(Access("olga", Role.OPERATOR))
-    assert "Cancel these requests" in (await operator.get("/requests?model=m&tenant=acme")).text
+    page = (await operator.get("/requests?model=m&tenant=acme")).text
+    assert "Cancel these requests" in page
+    assert "Running 1</a>" in page
+    assert "Waiting 2</a>" in page
     preview = await operator.get("/requests/cancel?model=m&tenant=acme")
     assert "<b>2</b> requests of m would be cancelled now" in preview.text
     assert "a-runs" in preview.text

@@ -19,10 +19,10 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.audit import Actor, Audit, AuditEntry, acting_as
 from penstock.shared.process.log import configure_logging
 
+from ...processes import DEADLINE_S
 from ..dashboard.conftest import Site
 
 SIZE = (80, 24)
-PATIENCE_S = 60.0
 ADMIN = Access("", Role.ADMIN, sees_contents=True)
 
 
@@ -35,7 +35,7 @@ class Seat:
 
     @property
     def text(self) -> str:
-        """What stands on the screen."""
+        """Return the text of the screen."""
         strips = self.app.screen._compositor.render_strips()
         return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 
@@ -48,7 +48,7 @@ class Seat:
 
     async def until(self, is_so: Callable[[str], bool]) -> str:
         """Wait for what the screen shows, and return it."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(DEADLINE_S):
             while not is_so(self.text):
                 await self._pilot.pause(0.01)
         return self.text
@@ -68,7 +68,7 @@ class Terminal(Site):
 
     @asynccontextmanager
     async def seat(self, access: Access = ADMIN, size: tuple[int, int] = SIZE, **options: Any) -> AsyncIterator[Seat]:
-        """As ``run_top`` does, with a pilot in place of a terminal."""
+        """Run it as ``run_top`` does, with a pilot in place of a terminal."""
         retry_for_s = options.pop("retry_for_s", 5.0)
         source = Source(self.url, CommandConnection(self.url, retry_for_s=retry_for_s), self.keys)
         await source.open()
@@ -83,7 +83,7 @@ class Terminal(Site):
 
 @pytest.fixture(autouse=True)
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What goes into --log-file; and figures are read more often than once a second."""
+    """Return what goes into --log-file; figures are read more often than once a second."""
     monkeypatch.setattr("penstock.ops.top.app.INTERVAL_S", 0.2)
     stream = io.StringIO()
     configure_logging("warning", "json", stream)

@@ -11,6 +11,7 @@ from penstock.shared.broker import EngineCapacity
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.supervision import EngineState
 
+from ...processes import DEADLINE_S
 from ..dashboard.test_devices import ASLEEP, AWAKE, write_device
 from .conftest import SIZE, Terminal
 
@@ -22,7 +23,7 @@ async def test_each_table_by_its_number_within_80_by_24(terminal: Terminal) -> N
     await terminal.enqueue("waits", tenant="acme")
     await write_device(terminal, AWAKE, ASLEEP)
     shown = (
-        ("1", ("MODEL", "WAITING", "EST WAIT", "ENGINES", "1 request of m parked")),
+        ("1", ("MODEL", "WAITING", "EST. WAIT", "ENGINES", "1 request of m parked")),
         ("2", ("TENANT", "acme", "m: open, 1 waiting")),
         ("3", ("REQUEST", "waits", "waiting", "acme")),
         ("4", ("ENGINE", "host-1-0", "ready", "1 engine of 1 worker")),
@@ -174,7 +175,7 @@ async def test_the_help_lists_the_keys_and_q_leaves(terminal: Terminal) -> None:
         await seat.press("escape")
         await seat.sees("MODEL")
         await seat.press("q")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while seat.app.is_running:
                 await asyncio.sleep(0.01)
 
