@@ -133,11 +133,7 @@ class BatchStore:
         if endpoint not in ENDPOINTS:
             raise ValidationError(f"endpoint must be one of {', '.join(ENDPOINTS)}, got {shown(endpoint)}")
         window_s = _window_s(completion_window)
-        file = await self.files.get(input_file_id, tenant=tenant)
-        if file.purpose != "batch":
-            raise ValidationError(
-                f"input_file_id must be a file with purpose 'batch', got one with {shown(file.purpose)}"
-            )
+        await self._check_input_file(input_file_id, tenant)
         if webhook_url is not None:
             await self._targets.admit(WebhookTarget(url=check_url(webhook_url), tenant=tenant))
         now = await self.files.time_s()
@@ -161,6 +157,13 @@ class BatchStore:
         args = [spec.id, msgspec.json.encode(spec), int(now * 1000)]
         await self._connection.run_script(SCRIPTS["create"], keys, args)
         return await self.get(spec.id, tenant=tenant)
+
+    async def _check_input_file(self, file_id: str, tenant: str) -> None:
+        file = await self.files.get(file_id, tenant=tenant)
+        if file.purpose != "batch":
+            raise ValidationError(
+                f"input_file_id must be a file with purpose 'batch', got one with {shown(file.purpose)}"
+            )
 
     async def get(self, batch_id: str, *, tenant: str = "default") -> Batch:
         """Return a batch in its current state.

@@ -95,6 +95,7 @@ class LLMControl(ABC):
     replay_requests = _blocking(Client.replay_requests)
     request_events = _blocking(Client.request_events)
     requests = _blocking(Client.requests)
+    retry_requests = _blocking(Client.retry_requests)
 
     configure_queue = _blocking(Client.configure_queue)
     configure_tenant = _blocking(Client.configure_tenant)

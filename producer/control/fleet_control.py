@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from ...shared.deployment.groups import resize_group
-from ...shared.deployment.orders import MARGIN_S, check_worker, make_leave, scale_worker
+from ...shared.deployment.orders import MARGIN_S
 from ...shared.errors import EngineTimeoutError, ValidationError
 from ...shared.messages.core import GroupStatus
-from ...shared.messages.supervision import DrainCommand, EngineState, StopCommand, WorkerCommand
+from ...shared.messages.supervision import EngineState
 from ...shared.values.checks import check_timeout
 from ...shared.values.shown import shown
 from ..client_parts.core import ClientCore
@@ -38,15 +38,13 @@ class WorkerControl(ClientCore):
             PenstockError: the worker has not left 15 s after the timeout.
         """
         check_timeout("timeout_s", timeout_s)
-        async with self._operations.audit.audited("worker.drain", worker_id, timeout_s=timeout_s):
-            await self._make_leave(worker_id, DrainCommand(timeout_s=timeout_s), timeout_s + MARGIN_S)
+        await self._operations.drain_worker(worker_id, timeout_s, timeout_s + MARGIN_S)
 
     async def stop_worker(self, worker_id: str) -> None:
         """Have a worker requeue its running requests and leave immediately. Return once it has left. Raises: as
         ``drain_worker``.
         """
-        async with self._operations.audit.audited("worker.stop", worker_id):
-            await self._make_leave(worker_id, StopCommand(), MARGIN_S)
+        await self._operations.stop_worker(worker_id, MARGIN_S)
 
     async def scale_worker(self, worker_id: str, num_engines: int, *, timeout_s: float = SCALE_TIMEOUT_S) -> None:
         """Have a worker serve with ``num_engines`` engines. Return once it does.
@@ -62,12 +60,7 @@ class WorkerControl(ClientCore):
             PenstockError: the worker does not serve with that number in time; says what its engines do.
         """
         check_timeout("timeout_s", timeout_s)
-        async with self._operations.audit.audited("worker.scale", worker_id, num_engines=num_engines):
-            await scale_worker(self._commands.execute, self._keys, worker_id, num_engines, timeout_s)
-
-    async def _make_leave(self, worker_id: str, command: WorkerCommand, patience_s: float) -> None:
-        await check_worker(self._commands.execute, self._keys, worker_id)
-        await make_leave(self._commands.execute, self._keys, [worker_id], command, patience_s)
+        await self._operations.scale_worker(worker_id, num_engines, timeout_s)
 
 
 class GroupControl(ClientCore):

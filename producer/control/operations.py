@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
 
 from ...shared.broker import DeadLetter, Queue, RequestFilter
-from ...shared.broker.bulk import AT_ONCE, cancel_matching, purge_parked, replay_parked
+from ...shared.broker.bulk import cancel_matching, purge_parked, replay_parked, retry_matching
 from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import Audit
+from ...shared.deployment.orders import check_worker, make_leave, order_scale, scale_worker, send_to_worker
 from ...shared.errors import ConfigurationError, RequestNotFoundError
 from ...shared.keys import Keys
+from ...shared.messages.supervision import DrainCommand, StopCommand, WorkerCommand
 from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
 from ...shared.partitions.budgets import BudgetStore
-from ...shared.queue.budgets import PERIOD_WORDS, Budget
+from ...shared.queue.budgets import PERIOD_WORDS, Budget, Period
 from ...shared.queue.lifecycle import RequestState
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
-from ...shared.values.shown import shown
+from ...shared.values.shown import format_number, shown
 from ..background.agenda import Agenda
 from ..webhooks.addresses import check_url
 from ..webhooks.event_store import EventStore
@@ -70,6 +73,8 @@ class Operations:
     async def set_budget(self, budget: Budget) -> None:
         """Set a budget; see ``BudgetStore.set_budget``.
 
+        One of "all" counts from now on, or from when its former limit was set first.
+
         Raises:
             ValidationError: a value is invalid, or the tenant's webhooks may not have the URL.
         """
@@ -81,6 +86,9 @@ class Operations:
             former = next((one for one in await store.read_all() if one.name == budget.name), None)
             limit = _budget_words(budget)
             details["limit"] = limit if former is None else f"{_budget_words(former)} → {limit}"
+            if budget.period is Period.ALL:
+                now = int((await self._connection.execute("TIME"))[0])
+                budget = msgspec.structs.replace(budget, since=now if former is None else former.since)
             await store.set_budget(budget)
 
     async def remove_budget(self, budget: Budget) -> bool:
@@ -128,12 +136,16 @@ class Operations:
                     "cancelled or expired, or its input is no longer stored; send it again"
                 )
 
-    async def retry_all(self, model: str, request_ids: Sequence[str]) -> int:
-        """Retry many requests, and return how many were queued: those whose input is retained."""
-        broker = PartitionedBroker(self._connection, self._keys, model, self._layouts)
-        async with self.audit.audited("request.retry_all", model) as details:
-            parts = [request_ids[start : start + AT_ONCE] for start in range(0, len(request_ids), AT_ONCE)]
-            details["retried"] = count = sum([sum(await asyncio.gather(*map(broker.retry, ids))) for ids in parts])
+    async def retry_matching(self, model: str, matching: RequestFilter) -> int:
+        """Queue all requests again that match and have failed, were cancelled or expired; see ``retry_matching`` of the
+        broker.
+
+        Raises:
+            ValidationError: ``matching`` names only other states.
+        """
+        async with self.audit.audited("request.retry_all", model, filter=_filter_words(matching)) as details:
+            history = await open_history(self._connection, self._keys, model)
+            details["retried"] = count = await retry_matching(history, matching, time.time())
             return count
 
     async def replay_dead(self, model: str, request_id: str) -> bool:
@@ -166,11 +178,53 @@ class Operations:
         Raises:
             ValidationError: ``matching`` names only final states.
         """
-        filter_json = msgspec.json.encode(matching).decode()
-        async with self.audit.audited("request.cancel_all", model, filter=filter_json) as details:
+        async with self.audit.audited("request.cancel_all", model, filter=_filter_words(matching)) as details:
             history = await open_history(self._connection, self._keys, model)
             details["cancelled"] = count = await cancel_matching(history, matching)
             return count
+
+    async def drain_worker(self, worker_id: str, timeout_s: float, patience_s: float = 0.0) -> None:
+        """Have a worker leave when its running requests have ended, after ``timeout_s`` at the latest.
+
+        Args:
+            patience_s: wait until it has left, at most this long; 0 to return at once.
+
+        Raises:
+            ValidationError: the worker does not exist.
+            PenstockError: it has not left after ``patience_s``.
+        """
+        async with self.audit.audited("worker.drain", worker_id, timeout_s=timeout_s):
+            await self._make_leave(worker_id, DrainCommand(timeout_s=timeout_s), patience_s)
+
+    async def stop_worker(self, worker_id: str, patience_s: float = 0.0) -> None:
+        """Have a worker requeue its requests and leave. Arguments and errors are as in ``drain_worker``."""
+        async with self.audit.audited("worker.stop", worker_id):
+            await self._make_leave(worker_id, StopCommand(), patience_s)
+
+    async def scale_worker(self, worker_id: str, num_engines: int, patience_s: float = 0.0) -> None:
+        """Have a worker serve with ``num_engines`` engines.
+
+        Args:
+            patience_s: wait until it does, at most this long; 0 to return at once.
+
+        Raises:
+            ValidationError: the worker does not exist, or cannot have that number.
+            PenstockError: it does not serve with that number after ``patience_s``.
+        """
+        execute, keys = self._connection.execute, self._keys
+        async with self.audit.audited("worker.scale", worker_id, num_engines=num_engines):
+            if patience_s:
+                await scale_worker(execute, keys, worker_id, num_engines, patience_s)
+            else:
+                await order_scale(execute, keys, worker_id, num_engines)
+
+    async def _make_leave(self, worker_id: str, command: WorkerCommand, patience_s: float) -> None:
+        execute = self._connection.execute
+        await check_worker(execute, self._keys, worker_id)
+        if patience_s:
+            await make_leave(execute, self._keys, [worker_id], command, patience_s)
+        else:
+            await send_to_worker(execute, self._keys, worker_id, command)
 
     async def replay_webhook(self, event_id: str) -> None:
         """Deliver an event again; see ``EventStore.replay``."""
@@ -193,8 +247,18 @@ class Operations:
         return EventStore(self._connection, self._keys, Agenda(self._connection, self._keys))
 
 
+def _filter_words(matching: RequestFilter) -> str:
+    """Return a filter in words: "state failed, tenant acme, since 2026-11-29 14:05:00"."""
+    names = ("tenant", "tenant"), ("band", "band"), ("engine_id", "engine"), ("id_prefix", "prefix")
+    words = {"state": " ".join(matching.states), **{word: getattr(matching, name) for name, word in names}}
+    for name in ("since", "until"):
+        at = getattr(matching, name)
+        words[name] = at and datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return ", ".join(f"{name} {value}" for name, value in words.items() if value) or "all"
+
+
 def _budget_words(budget: Budget) -> str:
-    return f"{budget.limit:,.10g} {budget.unit} {PERIOD_WORDS[budget.period]}"
+    return f"{format_number(budget.limit, separator=',')} {budget.unit} {PERIOD_WORDS[budget.period]}"
 
 
 async def _policy_changes(read: Callable[[], Awaitable[P]], after: P) -> dict[str, str]:
@@ -214,4 +278,6 @@ def _policy_fields(policy: QueuePolicy | TenantPolicy) -> dict[str, str]:
 
 
 def _policy_value(value: Any) -> str:
-    return "none" if value is None else " ".join(value) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return " ".join(value)
+    return "none" if value is None else format_number(value) if isinstance(value, float) else str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Literal, get_args
 
 import msgspec
@@ -22,7 +22,7 @@ from ...shared.control.engine import (
 )
 from ...shared.errors import DrainTimeoutError, EngineDeadError, RequestNotFoundError, ValidationError
 from ...shared.partitions import open_history, open_queue, read_series
-from ...shared.queue.lifecycle import RequestEvent, RequestSummary
+from ...shared.queue.lifecycle import LIVE_STATES, RequestEvent, RequestState, RequestSummary
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from ...shared.queue.stats import QueueStats, RequestStatus
 from ...shared.values.checks import check_timeout
@@ -227,13 +227,33 @@ class RequestView(ClientCore):
         """Return the id of a model's newest event, to follow the events after it; "0-0" if the model has none."""
         return await (await self._history(model)).last_event_id()
 
-    async def count_requests(self, wanted: RequestFilter, *, model: str | None = None) -> int:
-        """Return how many requests ``cancel_requests`` would end now, counted up to 10,000."""
-        return await count_matching(await self._history(model), wanted)
+    async def count_requests(
+        self, wanted: RequestFilter, *, model: str | None = None, states: Set[RequestState] = LIVE_STATES
+    ) -> int:
+        """Return how many requests ``cancel_requests`` would end now, counted up to 10,000.
+
+        Args:
+            states: ``RETRYABLE_STATES`` counts those that ``retry_requests`` would try to queue.
+        """
+        return await count_matching(await self._history(model), wanted, states)
 
     async def cancel_requests(self, wanted: RequestFilter, *, model: str | None = None) -> int:
-        """End the requests that match ``wanted`` and that wait, run or await input, and return their number."""
+        """End the requests that match ``wanted`` and that wait, run or await input, and return their number.
+
+        Raises:
+            ValidationError: ``wanted`` is empty, or names only ended states.
+        """
         return await self._operations.cancel_matching((await self._card(model)).model, wanted)
+
+    async def retry_requests(self, wanted: RequestFilter, *, model: str | None = None) -> int:
+        """Queue the failed, cancelled and expired requests that match ``wanted`` again, from their prompts.
+
+        Return their number. Requests whose input is not stored any more stay as they are, and are not counted.
+
+        Raises:
+            ValidationError: ``wanted`` is empty, or names only other states.
+        """
+        return await self._operations.retry_matching((await self._card(model)).model, wanted)
 
     async def replay_requests(self, request_ids: Iterable[str] | None = None, *, model: str | None = None) -> int:
         """Requeue parked requests, those of ``request_ids`` or all. Return the number of those that can run."""

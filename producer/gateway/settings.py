@@ -10,6 +10,7 @@ from ...shared.errors import ConfigurationError
 from ...shared.values.names import DEFAULT_NAMESPACE, check_name
 from ...shared.values.shown import MaskedRepr
 from ..client import RESULT_TTL_S
+from ..control.usage import Prices
 from ..openai.parsers import ParserChoice
 from ..web.connection import KEEP_ALIVE_TIMEOUT_S, REQUEST_TIMEOUT_S
 from ..webhooks.addresses import Networks
@@ -54,6 +55,7 @@ class GatewaySettings(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
         io_processors: names of I/O processors that turn ``data`` of /pooling bodies into prompts, as for ``Client``.
         strict_fields: refuse bodies with fields that have no effect, instead of ignoring and naming the fields.
         image_networks: private networks (CIDR) from which images may be fetched too; "all" for every address.
+        prices: prices of models, for the costs of /v1/usage; None for none.
         otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Needs the extra ``otel``.
 
     Raises:
@@ -87,6 +89,7 @@ class GatewaySettings(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
     image_networks: tuple[str, ...] = ()
     io_processors: tuple[str, ...] = ()
     strict_fields: bool = False
+    prices: Prices | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("namespace", self.namespace), ("tenant", self.tenant)):

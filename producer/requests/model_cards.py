@@ -153,7 +153,7 @@ class ModelCards:
     async def _find_only(self, cards: dict[str, ModelCard]) -> ModelCard:
         """Return the card for a caller that names no model."""
         if not cards:
-            raise UnknownModelError("no worker has served a model on this Redis yet; start one, or pass model=")
+            raise UnknownModelError("no worker has served a model on this Redis yet; start one, or name a model")
         if len(cards) == 1:
             return next(iter(cards.values()))
         served = sorted({engine.model for engine in await self._engines()} & cards.keys())

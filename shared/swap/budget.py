@@ -36,15 +36,6 @@ def fits_alone(device: DeviceView, model: ModelView, models: Collection[ModelVie
     return others + model.memory.awake <= device.memory
 
 
-def kv_cache_bytes(device: DeviceView, other_bytes: int, sleepers_bytes: Collection[int]) -> int:
-    """Return the bytes for the KV cache of a model that needs ``other_bytes`` beside it. 0 if there are none.
-
-    Args:
-        sleepers_bytes: bytes of the device that each other model keeps while it sleeps.
-    """
-    return max(0, device.memory - other_bytes - sum(sleepers_bytes))
-
-
 def departures(device: DeviceView, models: Sequence[ModelView], entering: ModelView) -> Departures | None:
     """Return which models must leave so that a model fits; None if it never fits.
 

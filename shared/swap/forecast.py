@@ -34,6 +34,11 @@ class Turns:
         return self._work_s.get(model)
 
 
+def time_left_s(expected_s: float, elapsed_s: float) -> float:
+    """Return the time that a wake still takes. One that is overdue is expected to take as long again."""
+    return expected_s - elapsed_s if elapsed_s < expected_s else elapsed_s
+
+
 def ready_in_s(
     now_s: float, device: DeviceView, models: Sequence[ModelView], debts: Debts, options: SwapOptions, turns: Turns
 ) -> dict[str, float]:
@@ -83,7 +88,7 @@ class _Forecast:
             choice = decide(self._now_s, self._device, self._views, self._debts, self._options)
             if isinstance(choice, Swap):
                 if self._now_s == self._start_s:
-                    missing |= {name for name in choice.asleep if self._models[name].has_work}
+                    missing |= {name for name in choice.asleep if self._models[name].has_requests}
                 self._swap(choice)
                 if choice.entering in missing:
                     missing.discard(choice.entering)
@@ -98,15 +103,32 @@ class _Forecast:
 
     def _longest_s(self, name: str) -> float:
         """Return the longest time from the start on that the rule allows."""
-        patience_of, model = self._options.patience_of, self._at_start[name]
+        model = self._at_start[name]
+        own_options = model.own_options or self._options
         standing_s = model.standing_s(self._start_s) or dict.fromkeys(model.oldest_s or (_BAND,), 0.0)
-        bands = {band for one in self._at_start.values() for band in one.oldest_s} | standing_s.keys()
-        most_urgent_s = min(map(patience_of, bands))
+        most_urgent_s = min(
+            [
+                *map(own_options.patience_of, standing_s),
+                *(
+                    (one.own_options or self._options).patience_of(band)
+                    for one in self._at_start.values()
+                    for band in one.oldest_s
+                ),
+            ]
+        )
         number, dearest = len(self._at_start), dearest_s([*self._at_start.values()])
+        # Debt gives no bound while a model stays for an operator.
+        is_bounded = not any(one.stays_until_s for one in self._at_start.values())
         return max(
             0.0,
             min(
-                longest_wait_s(number, dearest, self._options, band, is_most_urgent=patience_of(band) == most_urgent_s)
+                longest_wait_s(
+                    number,
+                    dearest,
+                    own_options,
+                    band,
+                    is_most_urgent=is_bounded and own_options.patience_of(band) == most_urgent_s,
+                )
                 - time_s
                 for band, time_s in standing_s.items()
             ),
@@ -122,7 +144,9 @@ class _Forecast:
         self._now_s += time_s
         for name in [name for name, end_s in self._ends_s.items() if end_s <= self._now_s]:
             del self._ends_s[name]
-            self._models[name] = replace(self._models[name], oldest_s={}, num_running=0, used_s=self._now_s)
+            self._models[name] = replace(
+                self._models[name], oldest_s={}, num_running=0, used_s=self._now_s, stays_until_s=0.0
+            )
         return True
 
     def _swap(self, swap: Swap) -> None:
@@ -153,7 +177,7 @@ class _Forecast:
         work_s = self._turns.work_s(model.name)
         if work_s is None:
             work_s = dearest_s([*self._at_start.values()])
-        return max(model.since_s + work_s, self._now_s + work_s / 2)
+        return max(model.since_s + work_s, self._now_s + work_s / 2, model.stays_until_s)
 
 
 def _asleep(model: ModelView, now_s: float) -> ModelView:
@@ -165,6 +189,7 @@ def _asleep(model: ModelView, now_s: float) -> ModelView:
         used_s=now_s,
         oldest_s=model.oldest_s or ({_BAND: now_s} if model.num_running else {}),
         num_running=0,
+        stays_until_s=0.0,
         can_wake=not model.is_elsewhere,
         wake_s=model.wake_s or min(model.wake_s_of.values(), default=0.0),
     )

@@ -115,7 +115,8 @@ def entry_s(device: DeviceView, models: Sequence[ModelView], entering: ModelView
 
 def lateness(model: ModelView, now_s: float, options: SwapOptions) -> float:
     """Return how late a sleeping model is: a working model may have to leave for it from 1 on."""
-    late = max((time_s / options.patience_of(band) for band, time_s in model.standing_s(now_s).items()), default=0.0)
+    patience_of = (model.own_options or options).patience_of
+    late = max((time_s / patience_of(band) for band, time_s in model.standing_s(now_s).items()), default=0.0)
     left_s = model.deadline_s - now_s
     if not model.is_awake and model.wake_s <= left_s < model.wake_s + model.service_s:
         late = max(late, 1.0)
@@ -166,14 +167,20 @@ def _reason(
     """Return why the working models may be left now; None if they may not."""
     if not working:
         return Reason.EMPTY
-    awake_s = now_s - max(model.since_s for model in working)
     if lateness(entering, now_s + ROUNDING_S, options) < 1 and not _are_elsewhere(working):
         return None
-    if debts.soft_s <= ROUNDING_S and awake_s >= options.min_awake_s - ROUNDING_S:
+    if debts.soft_s <= ROUNDING_S and now_s >= _may_leave_s(working, options) - ROUNDING_S:
         return Reason.LATE
     if debts.hard_s <= ROUNDING_S and _beyond_s(entering, now_s, options) > 0:
         return Reason.MAX_WAIT
     return None
+
+
+def _may_leave_s(working: Sequence[ModelView], options: SwapOptions) -> float:
+    """Return when working models have stayed for their least time."""
+    return max(
+        max(model.since_s + (model.own_options or options).min_awake_s, model.stays_until_s) for model in working
+    )
 
 
 def _are_elsewhere(working: Sequence[ModelView]) -> bool:
@@ -186,14 +193,15 @@ def _next_change_s(
 ) -> float:
     """Return when a standing model may be the cause of a swap, if nothing else happens."""
     since_s = {band: now_s - time_s for band, time_s in model.standing_s(now_s).items()}
-    late_s = min(at_s + options.patience_of(band) for band, at_s in since_s.items())
+    patience_of = (model.own_options or options).patience_of
+    late_s = min(at_s + patience_of(band) for band, at_s in since_s.items())
     if _are_elsewhere(working):
         late_s = now_s
     if model.deadline_s - model.wake_s >= now_s:
         late_s = min(late_s, model.deadline_s - model.wake_s - model.service_s)
     repaid_s = max(
         now_s + debts.soft_s / repaid_per_s(options),
-        max(other.since_s for other in working) + options.min_awake_s,
+        _may_leave_s(working, options),
     )
     beyond_s = min(at_s + options.max_wait_of(band) for band, at_s in since_s.items())
     return min(max(late_s, repaid_s), max(beyond_s, now_s + debts.hard_s))
@@ -203,10 +211,11 @@ def _rest(now_s: float, models: Sequence[ModelView], options: SwapOptions) -> Sw
     """Put idle models to sleep while no model stands, and later end their processes."""
     next_s = math.inf
     for model in sorted(models, key=lambda model: (model.used_s, model.name)):
-        if model.is_pinned or model.has_work or model.level is SleepLevel.DISK:
+        if model.is_pinned or model.has_requests or model.level is SleepLevel.DISK:
             continue
         asleep_s = model.used_s + options.idle_sleep_s if model.is_awake and options.idle_sleep_s else math.inf
         ended_s = model.used_s + options.idle_unload_s if options.idle_unload_s else math.inf
+        asleep_s, ended_s = max(asleep_s, model.stays_until_s), max(ended_s, model.stays_until_s)
         if ended_s <= now_s:
             return Swap(Reason.IDLE, ended=(model.name,))
         if asleep_s <= now_s:

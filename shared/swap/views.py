@@ -59,6 +59,9 @@ class ModelView:
         relost_s: time to compute the cache of its running requests again.
         used_s: when it last had work.
         wake_s_of: time to wake from levels that were measured.
+        stays_until_s: an operator loaded it: until then it counts as working, and leaves only for a model beyond its
+            max_wait_s. 0 otherwise.
+        own_options: its own patience_s and min_awake_s among the options of the device; None if it has none of its own.
     """
 
     name: str
@@ -77,15 +80,22 @@ class ModelView:
     used_s: float = 0.0
     memory: Memory = Memory()
     wake_s_of: Mapping[SleepLevel, float] = field(default_factory=dict)
+    stays_until_s: float = 0.0
+    own_options: SwapOptions | None = None
 
     @property
     def is_awake(self) -> bool:
         return self.level is SleepLevel.AWAKE
 
     @property
-    def has_work(self) -> bool:
+    def has_requests(self) -> bool:
         """Whether requests wait or run."""
         return bool(self.oldest_s) or self.num_running > 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether it has requests, or an operator has loaded it."""
+        return self.has_requests or self.stays_until_s > 0
 
     @property
     def leave_s(self) -> float:
@@ -141,6 +151,12 @@ class SwapOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             for band, value in getattr(self, name).items():
                 if not 0 < value < math.inf:
                     raise ConfigurationError(f"{name} of {band} must be a number above 0, got {value:g}")
+
+    @property
+    def stay_s(self) -> float:
+        """Time for which a model stays that an operator has loaded: until it would sleep for lack of requests."""
+        idle_s = [time_s for time_s in (self.idle_sleep_s, self.idle_unload_s) if time_s]
+        return max(self.min_awake_s, min(idle_s, default=math.inf))
 
     def patience_of(self, band: str) -> float:
         """Return the patience of a band in seconds."""

@@ -22,8 +22,13 @@ from ...shared.process.log import add_log_arguments, configure_logging, log_opti
 from ...shared.values.cache_folder import cache_folder
 from ..config.engine_config import EngineConfig
 from ..models.checkpoint.folder import TOKENIZER_FILE, check_local_model
-from ..models.formats.declared import CONFIG_FILE, declares_pooling
+from ..models.formats.declared import CONFIG_FILE, SUFFIX, declares_pooling
+from ..models.formats.headers import has_safetensors
+from ..models.formats.sizes import folder_bytes
+from ..models.gguf.architectures import find_family
+from ..models.gguf.container import open_gguf
 from ..models.gguf.folder import gguf_folder
+from ..models.gguf.sizes import weight_bytes as gguf_weight_bytes
 from ..text.tokenizer import TextCodec
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -33,10 +38,15 @@ _TIMEOUT_S = 300.0
 
 
 class CardReply(msgspec.Struct):
-    """The card of a model; or, if its files give none, one with its name and the reason."""
+    """The card of a model; or, if its files give none, one with its name and the reason.
+
+    Args:
+        weight_bytes: estimated bytes of its weights in memory; 0 if they are unknown.
+    """
 
     card: ModelCard
     problem: str = ""
+    weight_bytes: int = 0
 
 
 def read_cards(configs: Sequence[EngineConfig]) -> list[CardReply]:
@@ -70,8 +80,8 @@ def card_of(config: EngineConfig) -> ModelCard:
     folder = path if path.is_dir() else gguf_folder(path, cache_folder())
     settings = _read_json(folder / CONFIG_FILE)
     text = settings.get("text_config") or settings
-    architecture = (settings.get("architectures") or [""])[0]
-    pools = config.runner == "pooling" or (config.runner == "auto" and declares_pooling(folder, architecture))
+    architecture = _architecture(settings)
+    pools = _pools(config, folder, architecture)
     card = ModelCard(
         model=config.model_name,
         architecture=architecture,
@@ -92,6 +102,47 @@ def card_of(config: EngineConfig) -> ModelCard:
     return card
 
 
+def weight_bytes_of(config: EngineConfig) -> int:
+    """Return the estimated bytes of a model's weights in memory; 0 without files.
+
+    Of files of torch, which have no header, it is their size.
+
+    Raises:
+        ModelLoadError: a file is missing or damaged.
+    """
+    path = check_local_model(config.model, needs_weights=config.needs_weights)
+    if path is None or not config.needs_weights:
+        return 0
+    has_packed_head = config.device == "cpu"
+    if path.suffix == SUFFIX:
+        file = open_gguf(path)
+        dtype = str(find_family(file).config()["dtype"]) if config.dtype == "auto" else config.dtype
+        return gguf_weight_bytes(
+            file,
+            dtype,
+            config.quantization,
+            takes_numbers=config.takes_file_numbers,
+            has_packed_head=has_packed_head,
+        )
+    if not has_safetensors(path):
+        return sum(each.stat().st_size for each in path.glob("*.bin") if each.is_file())
+    return folder_bytes(
+        path,
+        config.dtype,
+        config.quantization,
+        takes_numbers=config.takes_file_numbers,
+        has_packed_head=has_packed_head and not _pools(config, path, _architecture(_read_json(path / CONFIG_FILE))),
+    )
+
+
+def _pools(config: EngineConfig, folder: Path, architecture: str) -> bool:
+    return config.runner == "pooling" or (config.runner == "auto" and declares_pooling(folder, architecture))
+
+
+def _architecture(settings: dict[str, Any]) -> str:
+    return (settings.get("architectures") or [""])[0]
+
+
 def _length(settings: dict[str, Any]) -> int:
     return next((settings[name] for name in _LENGTH_FIELDS if isinstance(settings.get(name), int)), 0)
 
@@ -108,7 +159,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _reply_to(config: EngineConfig) -> CardReply:
     try:
-        return CardReply(card_of(config))
+        return CardReply(card_of(config), weight_bytes=weight_bytes_of(config))
     except (ModelLoadError, OSError) as error:
         return CardReply(ModelCard(model=config.model_name), str(error))
 

@@ -13,21 +13,25 @@ from contextlib import suppress
 
 import msgspec
 
+from ...shared.control.engine import WakeUp
 from ...shared.deployment.records import EngineHeartbeat
-from ...shared.errors import PenstockError
+from ...shared.errors import CacheTooSmallError, DeviceMemoryError, EngineCallError, EngineDeadError, PenstockError
+from ...shared.messages.supervision import LOAD_TIMED_OUT, STALLED
 from ..config.worker_config import WorkerConfig
+from ..processes.host import is_overloaded
 from ..supervisor.reaper import Reaper
-from ..supervisor.restart import Phase, RestartPolicy
+from ..supervisor.restart import Death, Phase, RestartPolicy
 from ..supervisor.scaling import HAND_BACK_TIMEOUT_S
 from ..supervisor.supervised_engine import Engine
 
 
 class ModelStartError(PenstockError):
-    """Failure to load a model.
+    """End of a process that loaded or woke a model.
 
     Args:
         trace: its traceback if no sentence explains the cause.
-        is_external: whether the cause was outside: a signal, or a Redis that did not answer.
+        is_external: whether the cause was outside: a signal, a Redis that did not answer, or other processes that had
+            the processors.
     """
 
     code = "model_start_failed"
@@ -76,6 +80,8 @@ class SharedEngine(Engine):
             cache_bytes: bytes of its KV cache; None for those of the configuration.
 
         Raises:
+            CacheTooSmallError: the cache is too small for a request.
+            DeviceMemoryError: the memory for it is not free.
             ModelStartError: it did not start; the message has the reason.
         """
         await self._has_no_process.wait()
@@ -89,6 +95,21 @@ class SharedEngine(Engine):
         self._has_no_process.clear()
         self._is_due.set()
         await self._started
+
+    async def wake_up(self) -> None:
+        """Wake the model in its sleeping process.
+
+        Raises:
+            ModelStartError: the process, or its core, has ended; the message has the reason.
+            EngineCallError: the model sleeps on.
+        """
+        process = self.process
+        try:
+            state = await process.order(WakeUp())
+        except EngineDeadError as error:
+            raise start_error(await process.cause_of_death()) from error
+        if state.is_sleeping:
+            raise EngineCallError(f"model {self.config.engine.model_name} sleeps on after a call to wake up")
 
     async def end_process(self) -> None:
         """End the process, which sleeps, and wait until it and its children have ended."""
@@ -143,10 +164,8 @@ class SharedEngine(Engine):
     def _report_end(self) -> None:
         """Tell the caller of ``load`` that the process has ended before it served."""
         if self._started is not None and not self._started.done():
-            death = self.death
-            reason, trace = ("the worker is stopping", "") if death is None else (death.reason, death.trace)
-            is_external = death is None or death.is_external
-            self._started.set_exception(ModelStartError(reason, trace, is_external=is_external))
+            death = self.death or Death("the worker is stopping", is_external=True)
+            self._started.set_exception(start_error(death))
             self._started.exception()  # the caller may have been cancelled
         self._on_change()
 
@@ -154,3 +173,13 @@ class SharedEngine(Engine):
         super()._on_process_change(self.process)
         if self.policy.phase is Phase.SERVING and self._started is not None and not self._started.done():
             self._started.set_result(None)
+
+
+def start_error(death: Death) -> PenstockError:
+    """Return the error of a model whose process has ended while it loaded or woke."""
+    for error_type in (CacheTooSmallError, DeviceMemoryError):
+        if death.code == error_type.code:
+            return error_type(death.reason)
+    # On a busy machine everything stalls. A model that stalls on a quiet one does so by itself.
+    is_slow = death.code in (STALLED, LOAD_TIMED_OUT) and is_overloaded()
+    return ModelStartError(death.reason, death.trace, is_external=death.is_external or is_slow)

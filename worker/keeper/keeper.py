@@ -15,23 +15,27 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from statistics import mean
 
 import structlog
 from redis.exceptions import RedisError
 
 from ...shared.broker import Homes
-from ...shared.errors import EngineCallError, ModelTooLargeError, PenstockError
+from ...shared.errors import CacheTooSmallError, ConfigurationError, ModelTooLargeError, PenstockError
+from ...shared.messages.devices import ModelPhase
 from ...shared.messages.supervision import ModelAction, ModelCommand
-from ...shared.swap.budget import departures, sleep_level
-from ...shared.swap.forecast import Turns, ready_in_s
+from ...shared.swap.budget import departures, fits_alone, sleep_level
+from ...shared.swap.forecast import Turns, ready_in_s, time_left_s
 from ...shared.swap.rule import Debts, Reason, Stay, Swap, dearest_s, decide, entry_s, longest_wait_s
 from ...shared.swap.views import DeviceView, ModelView, SleepLevel
 from ...shared.values.shown import format_bytes
 from ..config.swap import SharingOptions
+from .cards import read_cards
 from .kept_model import KeptModel
-from .memory import cache_bytes, files_state, until_free
+from .memory import files_state, size_problem
 from .plan import DevicePlan
 from .swap_log import SwapLog, left_by
+from .waking import Waking
 
 # Interval of decisions while a request waits, and otherwise.
 LOOK_EVERY_S, IDLE_LOOK_EVERY_S = 0.25, 1.0
@@ -75,7 +79,7 @@ class DeviceKeeper:
         self.started: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._load_at_start = sharing.load_at_start
         self._view = DeviceView(memory=plan.budget, host_memory=plan.host_budget)
-        self._visible_devices = plan.placement.visible_devices
+        self._waking = Waking(self._view, plan.placement.visible_devices, self.models, self.views)
         self._homes = homes
         self._changed = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
@@ -85,6 +89,7 @@ class DeviceKeeper:
         self._turns = Turns()
         self._forecast_due_s = 0.0
         self._ready_at_s: dict[str, float] = {}
+        self._swap_started_s = 0.0
 
     def notify(self) -> None:
         """Decide again, because a request arrived, or a process changed."""
@@ -96,10 +101,14 @@ class DeviceKeeper:
         if model is None:
             log.warning("model_command_refused", model=command.model, reason="this worker does not have the model")
             return
+        is_load = command.action in (ModelAction.LOAD, ModelAction.PIN)
+        if is_load and self._swap_to(model.name, self.views()) is None:
+            self._refuse(model)
+            return
         log.info("model_command", model=model.name, action=command.action.value)
         if command.action in (ModelAction.PIN, ModelAction.UNPIN):
             model.pin(is_pinned=command.action is ModelAction.PIN)
-        if command.action in (ModelAction.LOAD, ModelAction.PIN):
+        if is_load:
             model.is_held, model.is_wanted = False, True
             model.repair()
         elif command.action is ModelAction.UNLOAD:
@@ -109,19 +118,35 @@ class DeviceKeeper:
     def views(self) -> list[ModelView]:
         """Return the state of all models, by the last reports of their processes and of Redis."""
         now_s = self._clock()
+        measured = [slowness for model in self.models.values() if (slowness := model.load_slowness)]
         for model in self.models.values():
+            model.costs.slowness = mean(measured) if measured else 1.0
             model.take_over_reports(now_s)
             if model.level is SleepLevel.DISK:
-                model.cache_bytes = self._cache_bytes(model)
+                model.cache_bytes = self._waking.cache_bytes(model)
+                everyone = [each.bytes for each in self.models.values()]
+                model.size_problem = size_problem(self._view.memory, model.name, model.bytes, everyone)
         views = [model.rule_view(now_s) for model in self.models.values()]
         for view in views:
             self.models[view.name].entry_s = entry_s(self._view, views, view)
         return views
 
+    async def _fitting_views(self) -> list[ModelView]:
+        """End sleeping processes that would not fit awake, because sizes have changed, and return the state then."""
+        views = self.views()
+        sleeping = (SleepLevel.HOST_MEMORY, SleepLevel.PROCESS)
+        unfit = [view.name for view in views if view.level in sleeping and not fits_alone(self._view, view, views)]
+        for name in unfit:
+            # Its next process gets a smaller cache.
+            await self.models[name].unload()
+        return self.views() if unfit else views
+
     def ready_in_s(self, name: str) -> float | None:
         """Return the time until a sleeping model is expected to be awake; None if that is unknown."""
         at_s = self._ready_at_s.get(name)
-        return None if at_s is None else max(0.0, at_s - self._clock())
+        if at_s is None or self.models[name].phase is not ModelPhase.WAKING:
+            return None if at_s is None else max(0.0, at_s - self._clock())
+        return time_left_s(at_s - self._swap_started_s, self._clock() - self._swap_started_s)
 
     def _forecast(self, views: Sequence[ModelView]) -> None:
         """Forecast when sleeping models wake, and those without requests if one came now."""
@@ -149,9 +174,8 @@ class DeviceKeeper:
             is_first = self._load_at_start == "first" and not any(each.costs.wakes for each in self.models.values())
             if model.broken_reason or not (model.is_pinned or is_first or self._load_at_start == "all"):
                 continue
-            model.is_wanted = True
             views = self.views()
-            swap = self._operators_choice(views)
+            swap = self._swap_to(model.name, views)
             if swap is not None:
                 await self._carry_out(swap, views)
         if self._load_at_start == "none":
@@ -163,7 +187,7 @@ class DeviceKeeper:
         self._changed.clear()
         await self._read_demands()
         await self._check_files()
-        views, now_s = self.views(), self._clock()
+        views, now_s = await self._fitting_views(), self._clock()
         choice = self._operators_choice(views) or decide(now_s, self._view, views, self.debts, self.options)
         if isinstance(choice, Swap) or now_s >= self._forecast_due_s:
             self._forecast(views)
@@ -217,29 +241,55 @@ class DeviceKeeper:
                 self._broken_files.pop(model.name, None)
                 continue
             state = await asyncio.to_thread(files_state, model.planned.path)
-            if self._broken_files.setdefault(model.name, state) != state:
-                del self._broken_files[model.name]
-                model.repair()
+            if self._broken_files.setdefault(model.name, state) == state:
+                continue
+            self._broken_files[model.name] = state
+            with suppress(ConfigurationError):
+                (reply,) = await asyncio.to_thread(read_cards, [model.planned.engine])
+                # Files that are missing now may be there at the next look.
+                if not reply.problem:
+                    model.renew(reply.weight_bytes)
+                    del self._broken_files[model.name]
 
     def _operators_choice(self, views: Sequence[ModelView]) -> Swap | None:
-        """Return the swap that operators, or the start, ask for; None if they ask for none."""
+        """Return the swap that operators ask for; None if they ask for none."""
         for view in views:
             model = self.models[view.name]
-            if model.is_held and view.is_awake:
+            if view.is_awake and (model.is_held or self._keeps_too_much(model, views)):
                 return Swap(Reason.OPERATOR, asleep=(view.name,))
-            model.is_wanted = model.is_wanted and not view.is_awake
             # A pinned model that died wakes without a request.
             is_due = model.is_wanted or (model.is_pinned and model.may_wake and not model.is_backing_off(self._clock()))
             if view.is_awake or model.is_held or not is_due or self._clock() < model.ask_again_s:
                 continue
-            # Others leave although they may have work, but not pinned ones.
-            leaving = departures(self._view, views, view)
-            if leaving is not None:
-                return Swap(Reason.OPERATOR, leaving.asleep, leaving.ended, view.name)
+            swap = self._swap_to(view.name, views)
+            if swap is not None:
+                return swap
             if model.is_wanted:
-                log.warning("model_command_refused", model=view.name, reason="it does not fit beside pinned models")
+                self._refuse(model)
             model.is_wanted = False
         return None
+
+    def _keeps_too_much(self, model: KeptModel, views: Sequence[ModelView]) -> bool:
+        """Return whether a pinned model has a cache from before, beside which another model does not fit.
+
+        It leaves and is loaded again with a smaller one.
+        """
+        if not model.is_pinned or model.cache_bytes <= self._waking.cache_bytes(model):
+            return False
+        return any(not fits_alone(self._view, view, views) for view in views if not view.is_pinned)
+
+    def _refuse(self, model: KeptModel) -> None:
+        reason = model.size_problem or "it does not fit beside pinned models"
+        model.num_refusals, model.refusal = model.num_refusals + 1, reason
+        log.warning("model_command_refused", model=model.name, reason=reason)
+
+    def _swap_to(self, name: str, views: Sequence[ModelView]) -> Swap | None:
+        """Return the swap to a model, for which others leave even with work.
+
+        None if it does not fit beside pinned models.
+        """
+        leaving = departures(self._view, views, next(view for view in views if view.name == name))
+        return None if leaving is None else Swap(Reason.OPERATOR, leaving.asleep, leaving.ended, name)
 
     async def _carry_out(self, swap: Swap, views: Sequence[ModelView]) -> None:
         view_of = {view.name: view for view in views}
@@ -267,6 +317,7 @@ class DeviceKeeper:
             self._turns.record_turn(view_of[name])
         if entering is not None:
             sleep_s = sum(view_of[name].sleep_s for name in swap.asleep)
+            self._swap_started_s = started_s
             self._ready_at_s[entering.name] = started_s + sleep_s + view_of[entering.name].wake_s
         if not await self._leave(swap, entering):
             return False
@@ -302,7 +353,7 @@ class DeviceKeeper:
                     self.device_id,
                     model.entry_s,
                     waited_s=waited_s,
-                    patience_s=min((self.options.patience_of(band) for band in view.oldest_s), default=0.0),
+                    patience_s=min(map(model.options.patience_of, view.oldest_s), default=0.0),
                     num_engines=model.num_wanted,
                 )
         except (TimeoutError, PenstockError, RedisError) as error:
@@ -331,8 +382,8 @@ class DeviceKeeper:
         return True
 
     def _level_for(self, model: KeptModel) -> SleepLevel:
-        if model.cache_bytes > self._cache_bytes(model):
-            # Its weights turned out larger than its files: the next load makes a smaller cache.
+        if model.sleeps_on_disk or model.cache_bytes > self._waking.cache_bytes(model):
+            # If its weights turned out larger than its files, the next load makes a smaller cache.
             return SleepLevel.DISK
         if model.planned.sleep_level is not None:
             return model.planned.sleep_level
@@ -340,43 +391,18 @@ class DeviceKeeper:
         return sleep_level(self._view, views, next(view for view in views if view.name == model.name))
 
     async def _wake(self, model: KeptModel) -> bool:
-        """Wake a model. If it lacks memory, end the largest sleeping process and try once more."""
-        model.is_wanted = False
+        """Wake a model. Returns False if it does not wake, or does not fit."""
         try:
-            try:
-                await self._wake_once(model)
-            except EngineCallError:
-                # Without another sleeping process, a new process of its own may need less.
-                if not await self._end_largest_sleeper(model):
-                    await model.unload()
-                await self._wake_once(model)
+            await self._waking.wake(model)
+        except CacheTooSmallError as error:
+            memory = format_bytes(self._view.memory)
+            problem = f"model {model.name} does not fit: {error}; device_memory is {memory}"
+            model.record_failure(ModelTooLargeError(problem), self._clock())
+            return False
         except PenstockError as error:
             model.record_failure(error, self._clock())
             return False
         return True
-
-    async def _wake_once(self, model: KeptModel) -> None:
-        cache = self._cache_bytes(model)
-        if cache <= 0:
-            raise ModelTooLargeError(
-                f"model {model.name} does not fit: its weights take {format_bytes(model.bytes.weights)}, device_memory "
-                f"is {format_bytes(self._view.memory)}; raise device_memory, or unpin another model"
-            )
-        needed = model.bytes.weights + cache
-        await until_free(self._visible_devices, needed)
-        await model.wake_or_load(cache)
-
-    async def _end_largest_sleeper(self, entering: KeptModel) -> bool:
-        """End the process of the sleeping model that keeps most memory. Returns False if no other one sleeps."""
-        asleep = (SleepLevel.HOST_MEMORY, SleepLevel.PROCESS)
-        sleepers = [model for model in self.models.values() if model is not entering and model.level in asleep]
-        if not sleepers:
-            return False
-        await max(sleepers, key=lambda model: model.bytes.process).unload()
-        return True
-
-    def _cache_bytes(self, model: KeptModel) -> int:
-        return cache_bytes(self._view.memory, model.bytes, [each.bytes for each in self.models.values()])
 
     async def _renew_grant(self, model: KeptModel) -> None:
         while True:

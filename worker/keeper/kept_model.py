@@ -11,14 +11,9 @@ import msgspec
 import structlog
 
 from ...shared.broker import Demand
-from ...shared.control.engine import Sleep, WakeUp
-from ...shared.errors import (
-    EngineCallError,
-    EngineDeadError,
-    ModelBrokenError,
-    ModelTooLargeError,
-    PenstockError,
-)
+from ...shared.control.engine import Sleep
+from ...shared.deployment.records import EngineSetup
+from ...shared.errors import EngineDeadError, ModelBrokenError, ModelTooLargeError, PenstockError
 from ...shared.messages.devices import DeviceModel, ModelPhase
 from ...shared.process.children import restart_delay_s
 from ...shared.swap.rule import lateness
@@ -29,10 +24,9 @@ from .engine import ModelStartError, SharedEngine
 from .memory import ModelBytes, own_bytes, reserved_bytes
 from .plan import PlannedModel
 
-# Failed wakes in a row after which a model is broken.
-MAX_FAILURES = 3
-# The same for failures from outside the model, such as a killed process. On the host they are few, or never end.
-MAX_EXTERNAL_FAILURES = 10
+# Failed wakes of its own after which a model is broken. Failures from outside, such as a killed process, only delay the
+# next wake: they say nothing of the model, and its requests wait.
+MAX_OWN_FAILURES = 3
 log = structlog.get_logger()
 
 
@@ -41,8 +35,10 @@ class _Failures:
     """Failed wakes of a model.
 
     Args:
-        in_a_row: since the last success; ``MAX_EXTERNAL_FAILURES`` of them make the model broken.
-        num_own: those of them whose cause is the model, of which ``MAX_FAILURES`` make it broken.
+        in_a_row: since the last success; they set the delay of the next wake.
+        num_own: those of them whose cause is the model, of which ``MAX_OWN_FAILURES`` make it broken.
+        num_asleep: own ones of a model that slept since the last such wake that succeeded. After ``MAX_OWN_FAILURES``
+            it sleeps on disk, since its loads succeed.
         counts: all of them, by cause.
         reason: sentence about the last one; empty after a success.
         is_too_large: whether the model did not fit.
@@ -51,6 +47,7 @@ class _Failures:
 
     in_a_row: int = 0
     num_own: int = 0
+    num_asleep: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     reason: str = ""
     is_too_large: bool = False
@@ -62,14 +59,16 @@ class KeptModel:
 
     Args:
         device_id: name of the device among the homes of the model.
-        options: options of the rule.
 
     Attributes:
+        options: options of the rule, with its own patience and least time awake.
         bytes: its memory: estimated until it was loaded, then measured.
+        size_problem: why it fits neither now nor later; empty if it does.
         demand: its last read demand.
         is_reachable: whether that is current.
         is_held: whether an operator put it to sleep, so that only an operator wakes it.
-        is_wanted: whether an operator, or the start, asks to wake it.
+        is_wanted: whether an operator asks to wake it. It then stays awake for a time.
+        num_refusals, refusal: number of refused commands, and the reason of the last one.
         ask_again_s: time before which no grant is requested again.
         entry_s: time to wake it, and to put to sleep the models that must leave for it.
         num_wanted: engines that should be awake on all devices.
@@ -77,11 +76,12 @@ class KeptModel:
         phase: ``WAKING`` or ``FALLING_ASLEEP`` during a swap; None otherwise.
     """
 
-    def __init__(self, planned: PlannedModel, engine: SharedEngine, device_id: str, options: SwapOptions) -> None:
+    def __init__(self, planned: PlannedModel, engine: SharedEngine, device_id: str) -> None:
         self.name = planned.name
         self.engine = engine
         self.planned = planned
         self.bytes: ModelBytes = planned.bytes
+        self.size_problem = ""
         self.costs = Costs()
         self.demand = Demand()
         self.is_reachable = True
@@ -90,21 +90,23 @@ class KeptModel:
         self.ask_again_s = 0.0
         self.phase: ModelPhase | None = None
         self.num_recomputed_tokens = 0
+        self.num_refusals, self.refusal = 0, ""
         self.cache_bytes = 0
         self.entry_s = 0.0
         self.num_wanted = 1
         self.needed_since_s: float | None = None
         self._device_id = device_id
-        self._options = options
+        self.options = planned.swap_options
         self._elsewhere_s = 0.0
         self._failures = _Failures(
             reason=planned.problem,
             is_too_large=planned.is_too_large,
-            num_own=MAX_FAILURES if planned.problem else 0,
+            num_own=MAX_OWN_FAILURES if planned.problem else 0,
         )
         self._since_s = 0.0
         self._used_s = asyncio.get_running_loop().time()
         self._num_wishes = 0
+        self._stays_until_s = 0.0
         self._was_awake = False
         self._is_process_held = False
 
@@ -128,15 +130,20 @@ class KeptModel:
         if self.engine.policy.phase is Phase.GIVEN_UP:
             return self.engine.describe_death()
         failures = self._failures
-        is_broken = failures.num_own >= MAX_FAILURES or failures.in_a_row >= MAX_EXTERNAL_FAILURES
-        return failures.reason if is_broken else ""
+        return failures.reason if failures.num_own >= MAX_OWN_FAILURES else self.size_problem
 
     @property
     def broken_error(self) -> ModelBrokenError | None:
         """Error of its requests while the keeper does not wake it any more."""
         if not self.broken_reason:
             return None
-        return (ModelTooLargeError if self._failures.is_too_large else ModelBrokenError)(self.broken_reason)
+        is_too_large = self._failures.is_too_large or self.broken_reason == self.size_problem
+        return (ModelTooLargeError if is_too_large else ModelBrokenError)(self.broken_reason)
+
+    @property
+    def load_slowness(self) -> float:
+        """Factor by which its loads take longer than estimated; 0 before the first."""
+        return self.costs.load_slowness(self.bytes.weights)
 
     @property
     def may_wake(self) -> bool:
@@ -153,6 +160,11 @@ class KeptModel:
         is_awake = self.level is SleepLevel.AWAKE
         if is_awake != self._was_awake:
             self._was_awake, self._since_s = is_awake, now_s
+        if not is_awake or now_s >= self._stays_until_s:
+            self._stays_until_s = 0.0
+        if is_awake and self.is_wanted:
+            self.is_wanted = False
+            self._used_s, self._stays_until_s = now_s, now_s + self.options.stay_s
         process = self.engine.process
         if process.num_wishes > self._num_wishes:
             self.is_wanted = True
@@ -162,8 +174,10 @@ class KeptModel:
         beat = self.engine.heartbeat()
         if beat.stats is not None:
             self.costs.record_stats(beat.stats)
-        if beat.setup is not None and beat.setup.weight_bytes:
-            self.bytes = msgspec.structs.replace(self.bytes, weights=beat.setup.weight_bytes)
+        if self.level is not SleepLevel.DISK and beat.setup is not None and beat.setup.weight_bytes:
+            # A length that was lowered to a small cache is no reason for a smaller one.
+            least = max(self.bytes.least_cache, _bytes_of_a_request(beat.setup))
+            self.bytes = msgspec.structs.replace(self.bytes, weights=beat.setup.weight_bytes, least_cache=least)
             self.cache_bytes = beat.setup.kv_cache_bytes
 
     def rule_view(self, now_s: float) -> ModelView:
@@ -197,6 +211,8 @@ class KeptModel:
                 awake=weights + self.cache_bytes + self.bytes.process, asleep=self.bytes.process, weights=weights
             ),
             wake_s_of=self.costs.wakes_s,
+            stays_until_s=self._stays_until_s,
+            own_options=self.options,
         )
 
     def _observe_elsewhere(self, now_s: float, *, is_awake: bool, is_elsewhere: bool) -> None:
@@ -207,7 +223,7 @@ class KeptModel:
             # Its turn elsewhere counts like one here.
             self._since_s = max(self._since_s, self._elsewhere_s)
         demand = self.demand
-        self.num_wanted = demand.num_engines_wanted(self._options)
+        self.num_wanted = demand.num_engines_wanted(self.options)
         is_needed = bool(demand.oldest_age_s) and self.num_wanted > demand.num_engines_without(self._device_id)
         if not is_needed:
             self.needed_since_s = None
@@ -272,39 +288,63 @@ class KeptModel:
                 self.engine.revive()
                 await self.engine.load(cache_bytes)
                 self.cache_bytes = self.cache_bytes or cache_bytes
-            elif (await self.engine.process.order(WakeUp())).is_sleeping:
-                raise EngineCallError(f"model {self.name} sleeps on after a call to wake up")
+            else:
+                await self._wake_up()
         finally:
             self.phase = None
         took_s = loop.time() - started_s
-        # Otherwise a model that an operator loads would sleep again at once.
+        # Otherwise it would sleep again at once if its requests have ended meanwhile.
         self._used_s = loop.time()
         self.costs.record_wake(level, took_s)
         self.repair()
         self._failures.reason = ""
         return took_s
 
+    async def _wake_up(self) -> None:
+        try:
+            await self.engine.wake_up()
+        except PenstockError as error:
+            self._failures.num_asleep += not _is_external(error)
+            raise
+        self._failures.num_asleep = 0
+
+    @property
+    def sleeps_on_disk(self) -> bool:
+        """Whether its sleeping process fails to wake each time."""
+        return self._failures.num_asleep >= MAX_OWN_FAILURES
+
     def record_failure(self, error: PenstockError, now_s: float) -> None:
         """Record a failed wake, and log it."""
+        self.is_wanted = False
         failures = self._failures
-        is_external = isinstance(error, EngineDeadError) or (isinstance(error, ModelStartError) and error.is_external)
+        is_external = _is_external(error)
         failures.in_a_row += 1
         failures.num_own += not is_external
         failures.counts[error.code] += 1
         failures.reason = str(error)
         failures.is_too_large = isinstance(error, ModelTooLargeError)
+        if failures.is_too_large:
+            # Another try would have no more memory.
+            failures.num_own = MAX_OWN_FAILURES
         delay_s = restart_delay_s(failures.in_a_row + 1)
         failures.retry_at_s = now_s + delay_s
         log.error(
             "wake_failed",
             model=self.name,
             cause=failures.reason,
+            is_external=is_external,
             num_failures=failures.in_a_row,
             retry_in_s=round(delay_s, 1),
             trace=error.trace if isinstance(error, ModelStartError) else "",
         )
         if self.broken_reason:
             log.error("model_broken", model=self.name, cause=failures.reason)
+
+    def renew(self, weight_bytes: int) -> None:
+        """Take over that its files are others now."""
+        self.bytes = msgspec.structs.replace(self.bytes, weights=weight_bytes, least_cache=0)
+        self._failures.num_asleep = 0
+        self.repair()
 
     def repair(self) -> None:
         """Forget failures, because the model woke, its files changed, or an operator asks for it."""
@@ -348,6 +388,8 @@ class KeptModel:
             num_recomputed_tokens=self.num_recomputed_tokens,
             wakes=self.costs.wakes,
             sleeps=self.costs.sleeps,
+            num_refusals=self.num_refusals,
+            refusal=self.refusal,
         )
 
 
@@ -357,6 +399,18 @@ _PHASES = {
     SleepLevel.PROCESS: ModelPhase.ASLEEP,
     SleepLevel.DISK: ModelPhase.ON_DISK,
 }
+
+
+def _bytes_of_a_request(setup: EngineSetup) -> int:
+    """Return the bytes of the cache that a request of maximum length takes; 0 without a cache."""
+    if not (setup.kv_cache_size_tokens and setup.block_size):
+        return 0
+    num_tokens = -(-setup.max_model_len // setup.block_size) * setup.block_size
+    return -(-setup.kv_cache_bytes * num_tokens // setup.kv_cache_size_tokens)
+
+
+def _is_external(error: PenstockError) -> bool:
+    return isinstance(error, ModelStartError) and error.is_external
 
 
 def _mean(total: float, count: int) -> float:

@@ -11,10 +11,7 @@ import msgspec
 import psutil
 
 from ...shared.errors import ConfigurationError
-from ...shared.swap.budget import kv_cache_bytes
-from ...shared.swap.views import DeviceView
-from ..models.formats.declared import SUFFIX
-from ..models.gguf.parts import parts_of
+from ...shared.values.shown import format_bytes
 from ..processes.host import free_host_bytes
 
 GIB = 1 << 30
@@ -23,9 +20,8 @@ _GPU_SHARE, _CPU_SHARE = 0.9, 0.4
 # Bytes of a process without weights and KV cache. More are reserved if it was measured to take more.
 PROCESS_BYTES = {"cpu": 128 << 20, "cuda": GIB}
 _PROCESS_STEP = 32 << 20
-# Caches leave at most this part of the budget, a quarter, to sleeping processes.
-MAX_SLEEPERS_PART = 4
-_WEIGHT_SUFFIXES = (".safetensors", ".bin")
+# A cache leaves at most these parts to sleeping processes, a quarter of the budget and half of what is left for both.
+_SLEEPERS_OF_BUDGET, _SLEEPERS_OF_REST = 4, 2
 _SMI = ("nvidia-smi", "--format=csv,noheader,nounits")
 _SMI_TIMEOUT_S = 10.0
 # Time for memory that processes gave back to be free.
@@ -37,20 +33,24 @@ class ModelBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a model on a device.
 
     Args:
-        weights: estimated by the size of its files until it was loaded.
+        weights: estimated by its files until it was loaded.
         cache: its KV cache, if options set it; None to derive it from the budget.
         process: bytes reserved for its process without both.
+        least_cache: bytes of the cache for one request of maximum length; 0 until it was loaded.
     """
 
     weights: int
     process: int
     cache: int | None = None
     is_pinned: bool = False
+    least_cache: int = 0
 
 
 def cache_bytes(budget: int, model: ModelBytes, everyone: Sequence[ModelBytes]) -> int:
-    """Return the bytes for the KV cache of a model, such that it fits with pinned models and sleeping processes.
+    """Return the bytes for the KV cache of a model, such that it fits beside the pinned models; 0 if it never does.
 
+    Sleeping processes get a part of the rest. Those that do not fit end when the model wakes. The cache of a model that
+    was loaded is not smaller than one request of maximum length, as far as that fits without any sleeping process.
     Pinned models, and the largest other one, get equal parts of the rest after weights and processes.
 
     Args:
@@ -58,32 +58,47 @@ def cache_bytes(budget: int, model: ModelBytes, everyone: Sequence[ModelBytes]) 
     """
     if model.cache is not None:
         return model.cache
-    # Of many models the processes of the least used ones end, so not all of them are reserved for.
-    processes = [
-        model.process,
-        min(sum(each.process for each in everyone if each is not model), budget // MAX_SLEEPERS_PART),
-    ]
     pinned = [each for each in everyone if each.is_pinned]
     movable = [each for each in everyone if not each.is_pinned]
     if not model.is_pinned:
-        fixed = sum(each.weights + cache_bytes(budget, each, everyone) for each in pinned)
-        return kv_cache_bytes(DeviceView(memory=budget - fixed), model.weights, processes)
-    used = sum(each.weights + (each.cache or 0) for each in pinned)
-    used += max((each.weights + (each.cache or 0) for each in movable), default=0)
-    num_parts = sum(each.cache is None for each in pinned) + any(each.cache is None for each in movable)
-    return kv_cache_bytes(DeviceView(memory=budget), used, processes) // num_parts
+        beside = sum(_awake_bytes(each, cache_bytes(budget, each, everyone)) for each in pinned)
+        sleepers, num_parts = [each.process for each in movable if each is not model], 1
+        used = beside + _awake_bytes(model, 0)
+    else:
+        largest = max(movable, key=_fixed_bytes, default=None)
+        sleepers = [each.process for each in movable if each is not largest]
+        num_parts = sum(each.cache is None for each in pinned) + any(each.cache is None for each in movable)
+        used = sum(map(_fixed_bytes, pinned)) + (_fixed_bytes(largest) if largest is not None else 0)
+    rest = max(0, budget - used)
+    reserved = min(sum(sleepers), budget // _SLEEPERS_OF_BUDGET, rest // _SLEEPERS_OF_REST)
+    return max((rest - reserved) // num_parts, min(rest // num_parts, model.least_cache))
 
 
-def file_bytes(model: Path) -> int:
-    """Return the size of the weights of a model folder or GGUF file on disk."""
-    if model.suffix == SUFFIX:
-        return sum(part.stat().st_size for part in parts_of(model.absolute()))
-    sizes = {
-        suffix: sum(path.stat().st_size for path in model.glob(f"*{suffix}") if path.is_file())
-        for suffix in _WEIGHT_SUFFIXES
-    }
-    # A folder may have the same weights in both formats.
-    return sizes[_WEIGHT_SUFFIXES[0]] or sizes[_WEIGHT_SUFFIXES[1]]
+def size_problem(budget: int, name: str, model: ModelBytes, everyone: Sequence[ModelBytes]) -> str:
+    """Return the sentence that a model does not fit, even while all models that may leave are gone; empty if it fits.
+
+    Arguments are those of ``cache_bytes``.
+    """
+    cache = cache_bytes(budget, model, everyone)
+    pinned = [each for each in everyone if each.is_pinned and each is not model]
+    beside = sum(_awake_bytes(each, cache_bytes(budget, each, everyone)) for each in pinned)
+    if cache > 0 and beside + _awake_bytes(model, cache) <= budget:
+        return ""
+    return (
+        f"{name} does not fit{f' beside pinned models of {format_bytes(beside)}' if pinned else ''}: its weights have "
+        f"{format_bytes(model.weights)}, its KV cache {format_bytes(model.cache or 0)}, its process "
+        f"{format_bytes(model.process)}, device_memory is {format_bytes(budget)}; raise device_memory, or give the "
+        "model a smaller kv_cache_memory"
+    )
+
+
+def _awake_bytes(model: ModelBytes, cache: int) -> int:
+    return model.weights + model.process + cache
+
+
+def _fixed_bytes(model: ModelBytes) -> int:
+    """Return the bytes of an awake model without a cache that is derived from the budget."""
+    return _awake_bytes(model, model.cache or 0)
 
 
 def files_state(model: Path) -> tuple[tuple[str, int, int], ...]:

@@ -9,17 +9,18 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from ...shared.deployment.records import ModelCard
 from ...shared.errors import ConfigurationError, ModelLoadError
 from ...shared.process.command_line import UsageError
 from ...shared.shards import shards_text
-from ...shared.swap.views import SleepLevel
+from ...shared.swap.views import SleepLevel, SwapOptions
 from ...shared.values.names import check_name
 from ...shared.values.shown import format_bytes
 from ..config.engine_config import EngineConfig
@@ -31,8 +32,15 @@ from ..options.settings import Settings
 from ..other_engines.kinds import KINDS
 from ..programs import HostOptions
 from ..supervisor import Placement, place_engines
-from .cards import read_cards
-from .memory import PROCESS_BYTES, ModelBytes, cache_bytes, default_budget, default_host_budget, file_bytes
+from .cards import CardReply, read_cards
+from .memory import (
+    PROCESS_BYTES,
+    ModelBytes,
+    cache_bytes,
+    default_budget,
+    default_host_budget,
+    size_problem,
+)
 from .sources import ModelEntry, SharedSettings
 
 log = structlog.get_logger()
@@ -48,6 +56,7 @@ class PlannedModel:
         engine: configuration of its engine; the size of the KV cache is added at each start of a process.
         process: fields of ``WorkerConfig`` that are options.
         path: its local folder or file; None for a name on the hub.
+        swap_options: options of the device, with those of the model.
         bytes: its memory, as far as files and options say it.
         problem: why it cannot be served, until its files change; empty if it can.
         is_too_large: whether that is because it does not fit.
@@ -58,6 +67,7 @@ class PlannedModel:
     path: Path | None
     bytes: ModelBytes
     sleep_level: SleepLevel | None = None
+    swap_options: SwapOptions = field(default_factory=SwapOptions)
     problem: str = ""
     is_too_large: bool = False
 
@@ -137,8 +147,8 @@ def make_shared_plan(shared: SharedSettings) -> SharedPlan:
         sharing.swap_options  # noqa: B018  # checks their values
     _check_names(models)
     devices = [_plan_device(placement, sharing, len(placements)) for placement in placements]
-    _check_pinned(models, devices)
     models, cards = _with_cards(models)
+    _check_pinned(models, devices)
     models = [_fitted(model, models, devices) for model in models]
     _log_models(models, devices)
     if all(model.problem for model in models):
@@ -182,10 +192,9 @@ def _plan_model(entry: ModelEntry, placements: Sequence[Placement]) -> PlannedMo
     if engine.engine == "http":
         raise ConfigurationError(f"engine http of {name} cannot sleep; serve it in a worker of its own")
     KINDS[engine.engine].check(engine)
-    problem, path, num_bytes = "", None, 0
+    problem, path = "", None
     try:
         path = check_local_model(engine.model, needs_weights=engine.needs_weights)
-        num_bytes = file_bytes(path) if path is not None and engine.needs_weights else 0
     except (ModelLoadError, OSError) as error:
         problem = str(error)
     return PlannedModel(
@@ -193,12 +202,13 @@ def _plan_model(entry: ModelEntry, placements: Sequence[Placement]) -> PlannedMo
         process=_check_process(entry.settings.fields_of(WorkerConfig)),
         path=path if path is not None else _local_path(engine.model, problem),
         bytes=ModelBytes(
-            weights=num_bytes,
+            weights=0,
             process=PROCESS_BYTES[engine.device],
             cache=engine.kv_cache_memory,
             is_pinned=entry.is_pinned,
         ),
         sleep_level=entry.sleep_level,
+        swap_options=entry.settings.make(SharingOptions).swap_options,
         problem=problem,
     )
 
@@ -209,11 +219,16 @@ def _local_path(model: str, problem: str) -> Path | None:
 
 
 def _with_cards(models: Sequence[PlannedModel]) -> tuple[list[PlannedModel], dict[str, ModelCard]]:
-    """Return the models with the problems of their files, and a card for each."""
+    """Return the models with the problems and sizes that their files have, and a card for each."""
     replies = read_cards([model.engine for model in models])
     cards = {reply.card.model: reply.card for reply in replies}
     pairs = zip(models, replies, strict=True)
-    return [replace(model, problem=model.problem or reply.problem) for model, reply in pairs], cards
+    return [_with_reply(model, reply) for model, reply in pairs], cards
+
+
+def _with_reply(model: PlannedModel, reply: CardReply) -> PlannedModel:
+    weights = msgspec.structs.replace(model.bytes, weights=reply.weight_bytes)
+    return replace(model, problem=model.problem or reply.problem, bytes=weights)
 
 
 def _check_names(models: Sequence[PlannedModel]) -> None:
@@ -249,18 +264,9 @@ def _check_pinned(models: Sequence[PlannedModel], devices: Sequence[DevicePlan])
 def _fitted(model: PlannedModel, models: Sequence[PlannedModel], devices: Sequence[DevicePlan]) -> PlannedModel:
     """Return the model with the problem that it fits into no device, if that is so."""
     device = max(devices, key=lambda device: device.budget)
-    cache = cache_bytes(device.budget, model.bytes, [each.bytes for each in models])
-    pinned = sum(each.bytes.weights + (each.bytes.cache or 0) for each in models if each.bytes.is_pinned)
-    pinned -= model.bytes.weights + (model.bytes.cache or 0) if model.bytes.is_pinned else 0
-    needed = pinned + model.bytes.weights + model.bytes.process + cache
-    if model.problem or (cache > 0 and needed <= device.budget):
+    problem = size_problem(device.budget, model.name, model.bytes, [each.bytes for each in models])
+    if model.problem or not problem:
         return model
-    beside = f" beside pinned models of {format_bytes(pinned)}" if pinned else ""
-    problem = (
-        f"{model.name} does not fit{beside}: its weights have {format_bytes(model.bytes.weights)}, its KV cache "
-        f"{format_bytes(model.bytes.cache or 0)}, device_memory is {format_bytes(device.budget)}; raise device_memory, "
-        "or give the model a smaller kv_cache_memory"
-    )
     return replace(model, problem=problem, is_too_large=True)
 
 

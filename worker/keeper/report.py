@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import msgspec
 import structlog
@@ -19,6 +19,7 @@ from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.messages.devices import DeviceRecord
 from ...shared.partitions import open_homes
+from ...shared.swap.views import SleepLevel
 from ..config.worker_config import WorkerConfig
 from .keeper import DeviceKeeper
 from .kept_model import KeptModel
@@ -60,6 +61,8 @@ class DeviceReporter:
         self._homes = homes
         self._cards = dict(cards)
         self._changed: dict[str, asyncio.Event] = {name: asyncio.Event() for name in keeper.models}
+        # What the home of each model says of it.
+        self._home_states: dict[str, tuple[SleepLevel, bool]] = {}
         self._entering = set(keeper.models)
         self.entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -88,26 +91,25 @@ class DeviceReporter:
         num_rounds = 0
         while True:
             self._changed[model.name].clear()
-            try:
+            with _logging_failure(model):
                 if num_rounds % LOOK_EVERY == 0:
                     self._homes[model.name] = await open_homes(self._connection, self._keys, model.name)
                     await self._register(model)
                 await self._renew(model)
                 num_rounds += 1
-            except (PenstockError, RedisError) as error:
-                log.debug("home_not_renewed", model=model.name, error=str(error))
             self._entering.discard(model.name)
             if not self._entering and not self.entered.done():
                 self.entered.set_result(None)
-            level, is_broken = model.level, bool(model.broken_reason)
+            state = _state(model)
             with suppress(TimeoutError):
                 async with asyncio.timeout(INTERVAL_S):
-                    while (level, is_broken) == (model.level, bool(model.broken_reason)):
+                    while state == _state(model):
                         await self._changed[model.name].wait()
                         self._changed[model.name].clear()
 
     async def _renew(self, model: KeptModel) -> None:
         """Enter the home of a model with the forecast of when it is awake, or why it cannot be served here."""
+        state = _state(model)
         await self._homes[model.name].renew(
             self._keeper.device_id,
             model.level,
@@ -117,6 +119,20 @@ class DeviceReporter:
             error=model.broken_error,
             lease_ttl_ms=self._config.lease_ttl_ms,
         )
+        self._home_states[model.name] = state
+
+    async def _renew_changed(self) -> None:
+        """Renew the homes of models whose state has changed. An unavailable shard delays this by ``INTERVAL_S``."""
+        models = self._keeper.models
+        changed = [models[name] for name, state in self._home_states.items() if state != _state(models[name])]
+
+        async def renew(model: KeptModel) -> None:
+            with _logging_failure(model):
+                await self._renew(model)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(INTERVAL_S):
+                await asyncio.gather(*map(renew, changed))
 
     async def _register(self, model: KeptModel) -> None:
         """Write the card of a model that no worker has loaded yet, or that Redis has lost."""
@@ -136,6 +152,8 @@ class DeviceReporter:
         while True:
             try:
                 data = msgspec.json.encode(self.device_record())
+                # An operator's command is done when the record says so. Requests that follow must then be accepted.
+                await self._renew_changed()
                 key = self._keys.device(device_id)
                 former = await self._connection.execute("SET", key, data, "PX", ttl_ms, "GET")
                 if former is None or num_rounds % LOOK_EVERY == 0:
@@ -163,6 +181,20 @@ class DeviceReporter:
             last_swap=keeper.log.last,
             swap_counts=keeper.log.counts,
         )
+
+
+@contextmanager
+def _logging_failure(model: KeptModel) -> Iterator[None]:
+    """Log that Redis did not take the home of a model. It is renewed again a second later."""
+    try:
+        yield
+    except (PenstockError, RedisError) as error:
+        log.debug("home_not_renewed", model=model.name, error=str(error))
+
+
+def _state(model: KeptModel) -> tuple[SleepLevel, bool]:
+    """Return the level of a model, and whether its requests are refused: changes that its home shows at once."""
+    return model.level, bool(model.broken_reason)
 
 
 def device_id_of(config: WorkerConfig) -> str:

@@ -23,6 +23,8 @@ from ..options.settings import Settings
 
 # Values of sleep_level in a file of models.
 _LEVELS = {0: SleepLevel.DISK, 1: SleepLevel.HOST_MEMORY, 2: SleepLevel.PROCESS}
+# Options of the device that each of its models may have, too.
+_OF_A_MODEL = {"min_awake", "patience"}
 # Parts of a split GGUF file after the first, which names the model.
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
@@ -131,7 +133,10 @@ def _entry_of(settings: Settings, table: dict[str, Any], place: str) -> ModelEnt
         raise UsageError(f'sleep_level in {place} must be 0, 1, 2 or "auto", got {shown(level)}')
     if "model" not in values:
         raise UsageError(f"model is missing in {place}; give a model folder, a .gguf file, or a name on the hub")
-    _check_keys(values, _names_of_model(settings), place)
+    _check_keys(values, _names_of_model(settings) | _OF_A_MODEL, place)
+    if isinstance(values.get("patience"), dict):
+        # Other bands have the patience of the device.
+        values["patience"] = (settings.make(SharingOptions).patience or {}) | values["patience"]
     return ModelEntry(settings.with_table(values, place), is_pinned, None if level == "auto" else _LEVELS[level])
 
 

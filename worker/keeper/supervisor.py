@@ -92,9 +92,9 @@ class ModelsSupervisor(Supervisor):
         engines = iter(self._shared_engines)
         for device in self._plan.devices:
             own = [next(engines) for _ in self._plan.models]
-            config, options = own[0].config, self._plan.sharing.swap_options
+            config = own[0].config
             pairs = zip(self._plan.models, own, strict=True)
-            models = [KeptModel(planned, engine, device_id_of(config), options) for planned, engine in pairs]
+            models = [KeptModel(planned, engine, device_id_of(config)) for planned, engine in pairs]
             homes = {model.name: Homes(self._redis, self._keys.model(model.name)) for model in models}
             keeper = DeviceKeeper(device_id_of(config), device, models, homes, self._plan.sharing)
             self._keepers.append(keeper)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import random
+from pathlib import Path
 
 from ....shared.partitions import MAX_PARTITIONS
 from ....shared.process.command_line import Command, UsageError
+from .options import DEMO, ChaosOptions
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +30,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shards", type=int, default=0, help="so many more servers, a model on each; they are killed, and models move"
     )
-    models_help = "models that share the device of each engine, with memory for one (default 1)"
-    parser.add_argument("--models", type=int, default=1, metavar="N", help=models_help)
+    models_help = "so many demo models, or these (demo, a folder, a .gguf file), share a device with memory for one"
+    parser.add_argument("--models", nargs="+", default=["1"], metavar="MODEL", help=models_help)
+    parser.add_argument("--device-memory", default="", metavar="SIZE", help="for all of --models MODEL MODEL …")
     swaps_help = "go on undisturbed until at least so many swaps have happened, to compare memory"
     parser.add_argument("--swaps", type=int, default=0, metavar="N", help=swaps_help)
     parser.add_argument("--partitions", type=int, default=1, help="of each model (default 1); they move, too")
@@ -64,14 +67,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_chaos_command(arguments: argparse.Namespace) -> int:
-    from .options import ChaosOptions
     from .run import run_chaos  # rich and psutil are not for every `penstock` command
 
+    num_models = _read_models(arguments)
     if arguments.engines is None:
-        arguments.engines = 3 if arguments.models == 1 else 1
+        arguments.engines = 3 if num_models == 1 else 1
     if arguments.shards and arguments.sentinel:
         raise UsageError("--shards has private servers of its own; leave --sentinel out")
-    if arguments.shards > arguments.engines:
+    if num_models == 1 and arguments.shards > arguments.engines:
         raise UsageError(f"--engines must be at least --shards ({arguments.shards}): each has a model to be served")
     if arguments.partitions > 1 and arguments.lose_data:
         raise UsageError("a home that loses its data forgets --partitions; leave --lose-data out")
@@ -79,12 +82,6 @@ def _run_chaos_command(arguments: argparse.Namespace) -> int:
         raise UsageError(f"ranks of engine {arguments.engine} are its own; leave --tensor-parallel-size out")
     if arguments.device == "cuda" and arguments.tensor_parallel_size * arguments.pipeline_parallel_size > 1:
         raise UsageError("--device cuda is one GPU for all engines, and ranks want one each; leave one of them out")
-    if arguments.models > 1 and (arguments.shards or arguments.sentinel or arguments.partitions > 1):
-        raise UsageError("--models share devices at one Redis; leave --shards, --sentinel and --partitions out")
-    if arguments.models > 1 and (arguments.device, arguments.engine) != ("cpu", "penstock"):
-        raise UsageError("--models has a budget for Penstock's engine on the CPU; leave --device and --engine out")
-    if arguments.models < 1 or (arguments.swaps and arguments.models == 1):
-        raise UsageError(f"--models must be at least 1, and above 1 with --swaps, got {arguments.models}")
     if arguments.interval_tokens < 0:
         raise UsageError(f"--interval-tokens must be at least 1, or 0 for none, got {arguments.interval_tokens}")
     if not 1 <= arguments.partitions <= MAX_PARTITIONS:
@@ -104,7 +101,9 @@ def _run_chaos_command(arguments: argparse.Namespace) -> int:
         loses_data=arguments.lose_data,
         num_shards=arguments.shards,
         num_partitions=arguments.partitions,
-        num_models=arguments.models,
+        num_models=num_models,
+        models=arguments.models if len(arguments.models) > 1 else [],
+        device_memory=arguments.device_memory,
         min_swaps=arguments.swaps,
         dtype=arguments.dtype,
         device=arguments.device,
@@ -115,6 +114,28 @@ def _run_chaos_command(arguments: argparse.Namespace) -> int:
         pipeline_parallel_size=arguments.pipeline_parallel_size,
     )
     return run_chaos(options)
+
+
+def _read_models(arguments: argparse.Namespace) -> int:
+    """Return the number of models, after checking the options that concern them."""
+    words: list[str] = arguments.models
+    num_models = len(words) if len(words) > 1 else int(words[0]) if words[0].isdecimal() else 0
+    if num_models < 1 or (arguments.swaps and num_models == 1):
+        raise UsageError(
+            f"--models must be a number from 1 on, above 1 with --swaps, or several models, got {' '.join(words)}"
+        )
+    for word in words if len(words) > 1 else ():
+        if word != DEMO and not Path(word).exists():
+            raise UsageError(f"--models {word} is neither {DEMO} nor a file or folder")
+    if len(set(words)) < len(words):
+        raise UsageError(f"--models must be different ones, got {' '.join(words)}")
+    if (len(words) > 1) != bool(arguments.device_memory):
+        raise UsageError("--models MODEL MODEL … and --device-memory SIZE need each other; give both or neither")
+    if num_models > 1 and arguments.sentinel:
+        raise UsageError("--models share devices at a private Redis; leave --sentinel out")
+    if num_models > 1 and (arguments.device, arguments.engine) != ("cpu", "penstock"):
+        raise UsageError("--models has a budget for Penstock's engine on the CPU; leave --device and --engine out")
+    return num_models
 
 
 COMMAND = Command(

@@ -32,6 +32,10 @@ from .several_models import SwapWatch
 from .swap_trouble import IN_A_SWAP, SwapTrouble
 
 STOP_S = (0.5, 8.0)
+# After so many actions one that was requested and has not happened is chosen every other time.
+NUM_OTHERS = 3
+# A run whose kills or requested actions do not come goes on for at most so many times the requested number of events.
+MAX_EXCESS = 4
 # A role in addition to those of a heartbeat.
 _RANK = "rank"
 # A worker started while Redis is unreachable exits immediately. Time for which it is started again.
@@ -105,15 +109,22 @@ class Disturber:
         happened = [name.removesuffix(IN_A_SWAP) for name, count in self.events.items() if count]
         return sorted(set(self._redis.asked_for).difference(happened))
 
+    def has_shown(self, min_events: int) -> bool:
+        """Return whether ``min_events`` events have happened, with a kill and each requested action among them.
+
+        If these do not come, it is true after ``MAX_EXCESS`` times as many events.
+        """
+        num = self.events.total()
+        is_complete = self.num_kills > 0 and not self.missing
+        return num >= min_events and (is_complete or num >= MAX_EXCESS * min_events)
+
     async def run(self) -> None:
         """Inject faults until cancelled. Actions in progress are completed."""
         self._commands = make_commands(self._stack.url, self._stack.shards, Keys())
-        names = list(self._actions)
-        weights = [weight for weight, _ in self._actions.values()]
         try:
             while True:
                 await self._pace.wait(self._random)
-                (name,) = self._random.choices(names, weights)
+                name = self._choose()
                 log.info("chaos_action", action=name)
                 try:
                     has_happened = await _to_its_end(self._actions[name][1]())
@@ -126,6 +137,14 @@ class Disturber:
                 self.events[name] += has_happened
         finally:
             await self._commands.close()
+
+    def _choose(self) -> str:
+        # Otherwise a short run shows nothing if chance, or a target that was away, leaves out what options request.
+        missing = self.missing
+        if missing and self.events.total() >= NUM_OTHERS and self._random.random() < 0.5:
+            return self._random.choice(missing)
+        (name,) = self._random.choices(list(self._actions), [weight for weight, _ in self._actions.values()])
+        return name
 
     async def settle(self) -> None:
         """Wait until all paused processes continue and every worker serves again.
@@ -244,7 +263,7 @@ class Disturber:
         if role != _RANK:
             return getattr(beat, role)
         ranks = beat.setup.ranks if beat.setup is not None else None
-        return self._random.choice(ranks.pids[1:]) if ranks is not None else 0
+        return self._random.choice(ranks.local_pids[1:]) if ranks is not None else 0
 
     def _worker_of(self, beat: EngineHeartbeat) -> LocalWorker | None:
         return next((worker for worker in self._stack.workers if worker.pid == beat.supervisor_pid), None)

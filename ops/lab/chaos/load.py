@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from ....producer import Client, Delta, PenstockError
+from ....producer import Client, Delta, PenstockError, RequestHandle
 from ....shared.errors import RedisFullError, RedisUnavailableError, RequestNotFoundError, UnknownModelError
 from ....shared.process.log import get_logger
+from .killed_reader import KilledReaders
 from .workload import ChaosRequest
 
 NUM_CLIENTS = 3
@@ -72,6 +73,7 @@ async def run_load(
     go_on: Callable[[int], bool],
     patience_s: float,
     shards: Mapping[str, str] | None = None,
+    readers: KilledReaders | None = None,
 ) -> LoadResult:
     """Run requests, in turn and again from the first, while ``go_on(number started)`` is true.
 
@@ -81,6 +83,7 @@ async def run_load(
         concurrency: concurrent requests.
         patience_s: a request that has not ended this long after the last one started counts as lost. If nothing at all
             is received for this time, no more requests are started.
+        readers: kills the first reader of some detached requests.
     """
     sightings: list[Sighting] = []
     started_at = time.monotonic()
@@ -94,7 +97,7 @@ async def run_load(
                 number = len(sightings)
                 sighting = Sighting(requests[number % len(requests)], f"{label}-{number}")
                 sightings.append(sighting)
-                await _run_one(connect, clients[number % NUM_CLIENTS], sighting, on_delta)
+                await _run_one(connect, clients[number % NUM_CLIENTS], sighting, on_delta, readers)
 
         workers = [asyncio.create_task(work()) for _ in range(concurrency)]
         seen, seen_at = 0, started_at
@@ -121,11 +124,13 @@ def _amount(sightings: list[Sighting]) -> int:
     )
 
 
-async def _run_one(connect: Connect, client: Client, sighting: Sighting, on_delta: OnDelta) -> None:
+async def _run_one(
+    connect: Connect, client: Client, sighting: Sighting, on_delta: OnDelta, readers: KilledReaders | None
+) -> None:
     """Run a request as an app does: after a temporary refusal it is sent again."""
     while True:
         try:
-            await _try_one(connect, client, sighting, on_delta)
+            await _try_one(connect, client, sighting, on_delta, readers)
             return
         except RedisFullError as error:
             if sighting.indexes:  # a request that has started is never refused
@@ -149,10 +154,14 @@ async def _run_one(connect: Connect, client: Client, sighting: Sighting, on_delt
             return
 
 
-async def _try_one(connect: Connect, client: Client, sighting: Sighting, on_delta: OnDelta) -> None:
+async def _try_one(
+    connect: Connect, client: Client, sighting: Sighting, on_delta: OnDelta, readers: KilledReaders | None
+) -> None:
     request = sighting.request
-    if request.is_detached:
-        deltas = _read_in_pieces(connect, client, sighting)
+    if request.is_detached and request.loses_reader and readers is not None:
+        deltas = _read_after_kill(connect, client, sighting, readers)
+    elif request.is_detached:
+        deltas = _read_in_pieces(connect, await _submit(client, sighting))
     else:
         deltas = client.stream(
             request.prompt,
@@ -168,11 +177,9 @@ async def _try_one(connect: Connect, client: Client, sighting: Sighting, on_delt
             sighting.saw(delta)
 
 
-async def _read_in_pieces(connect: Connect, client: Client, sighting: Sighting) -> AsyncGenerator[Delta]:
-    """Follow a detached request with readers that disconnect, and others that resume on new connections."""
-    random = Random(sighting.request_id)
+async def _submit(client: Client, sighting: Sighting) -> RequestHandle:
     request = sighting.request
-    handle = await client.submit(
+    return await client.submit(
         request.prompt,
         request.params,
         request_id=sighting.request_id,
@@ -180,7 +187,28 @@ async def _read_in_pieces(connect: Connect, client: Client, sighting: Sighting) 
         tenant=request.tenant,
         session_id=request.session_id,
     )
-    after = -1
+
+
+async def _read_after_kill(
+    connect: Connect, client: Client, sighting: Sighting, readers: KilledReaders
+) -> AsyncGenerator[Delta]:
+    """Follow a detached request with a process that is killed, and with readers that resume after its last token."""
+    async with readers.started() as process:
+        handle, after = await _submit(client, sighting), -1
+        async with aclosing(readers.read(process, handle.request_id, handle.model)) as deltas:
+            async for delta in deltas:
+                after = delta.next_index - 1
+                yield delta
+                if delta.finished:
+                    return
+    async with aclosing(_read_in_pieces(connect, handle, after)) as deltas:
+        async for delta in deltas:
+            yield delta
+
+
+async def _read_in_pieces(connect: Connect, handle: RequestHandle, after: int = -1) -> AsyncGenerator[Delta]:
+    """Follow a detached request with readers that disconnect, and others that resume on new connections."""
+    random = Random(handle.request_id)
     while True:
         pieces = random.randint(1, 20)
         async with await _connected(connect) as reader:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+# Name of the demo model among those that share a device.
+DEMO = "demo"
+
 
 class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a chaos run; see ``penstock chaos --help``."""
@@ -23,6 +26,8 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_shards: int = 0
     num_partitions: int = 1
     num_models: int = 1
+    models: list[str] = []
+    device_memory: str = ""
     min_swaps: int = 0
     dtype: str = "float32"
     device: str = "cpu"

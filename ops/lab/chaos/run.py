@@ -29,6 +29,7 @@ from ...statistics import percentile
 from ..bench.report import machine, versions
 from ..clusters.sentinel_trio import SentinelTrio
 from .disturber import Disturber
+from .killed_reader import KilledReaders
 from .ledger_load import LedgerLoad
 from .ledger_records import LedgerCheck, check_ledger, joined_checks, shown_sums
 from .load import LoadResult, OnDelta, run_load
@@ -37,20 +38,20 @@ from .owner_watch import OwnerWatch
 from .owners import Owners
 from .pace import EveryFewSeconds, EveryFewTokens
 from .recovery_clock import RecoveryClock
-from .several_models import OPTIONS as SHARING
-from .several_models import SwapFigures, SwapWatch, make_models
-from .timelines import read_timelines
+from .several_models import SwapFigures, SwapWatch, choose_models, sharing_options
+from .timelines import Timelines, read_timelines
 from .verdict import Verdict, judge
 from .workload import ChaosRequest, make_requests
 
 MODEL_NAME = "demo"
 MAX_DELIVERIES = 10
 # Longer than a lease. So an engine paused for less continues while others own its requests; its writes are refused.
-STALL_TIMEOUT_S = 6.0
+# The worker process of a real model reads a large vocabulary for seconds, on a busy machine for more than ten.
+STALL_TIMEOUT_S, STALL_TIMEOUT_OF_OTHERS_S = 6.0, 30.0
 # A request that takes this much longer than everything else is lost.
 PATIENCE_S = 120.0
-# vLLM takes half a minute to start on a quiet machine.
-VLLM_PATIENCE_S = 900.0
+# vLLM and real models take half a minute to start on a quiet machine.
+SLOW_PATIENCE_S = 900.0
 TENANTS_PER_PARTITION = 4
 
 
@@ -89,16 +90,17 @@ def run_chaos(options: ChaosOptions) -> int:
 def _running_stack(options: ChaosOptions) -> Iterator[tuple[LocalStack, SentinelTrio | None, list[str]]]:
     """Run Redis and the engines for the time of a ``with`` block. Yields them and the names of the models."""
     worker_options = [*options.device_arguments, "--dtype", options.dtype, "--max-num-seqs", "32"]
-    worker_options += ["--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S), *options.engine_arguments]
+    stall_timeout_s = STALL_TIMEOUT_OF_OTHERS_S if options.models else STALL_TIMEOUT_S
+    worker_options += ["--drain-timeout", "1", "--stall-timeout", str(stall_timeout_s), *options.engine_arguments]
     # Kills at random, every other second, are no request's fault: three in a row before its first token can happen.
     worker_options += ["--max-deliveries", str(MAX_DELIVERIES)]
     log_path = Path(options.log_path) if options.log_path else None
     shards = [f"shard{number}" for number in range(options.num_shards)]
     with _trio(options) as trio, tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         if options.num_models > 1:
-            first, *others = make_models(Path(folder), options.num_models)
-            models = [path.name for path in (first, *others)]
-            of_each = [[*SHARING, *(word for path in others for word in ("--model", str(path)))]] * options.num_engines
+            paths = choose_models(Path(folder), options)
+            first, models = paths[0], [path.name for path in paths]
+            of_each = [sharing_options(options, paths)] * options.num_engines
         else:
             first, models = Path(MODEL), _models(shards)
             # Engines serve the models in turn.
@@ -165,26 +167,23 @@ async def _run_under_chaos(
         swaps = watch.figures() if watch is not None else None
     # A replica that takes over may lack the last writes.
     may_lose = options.loses_data or options.has_sentinels
-    timelines = None
-    if not may_lose:
-        async with Client.connect(stack.url, shards=stack.shards or {}) as client:
-            timelines = await read_timelines(client, models)
+    verdict = judge(
+        undisturbed.sightings[: len(requests)],
+        disturbed.sightings,
+        Owners.joined(owners),
+        num_kills=disturber.num_kills,
+        missing=disturber.missing,
+        loses_data=may_lose,
+        timelines=None if may_lose else await _read_timelines(stack, models),
+        ledger=ledger,
+        num_unserved=len(swaps.unserved) if swaps is not None else 0,
+        may_differ=[not (options.is_deterministic or request.params.greedy) for request in requests],
+    )
     return ChaosReport(
         machine=machine(),
         versions=versions(),
         options=options,
-        verdict=judge(
-            undisturbed.sightings[: len(requests)],
-            disturbed.sightings,
-            Owners.joined(owners),
-            num_kills=disturber.num_kills,
-            missing=disturber.missing,
-            loses_data=may_lose,
-            timelines=timelines,
-            ledger=ledger,
-            num_unserved=len(swaps.unserved) if swaps is not None else 0,
-            may_differ=[not (options.is_deterministic or request.params.greedy) for request in requests],
-        ),
+        verdict=verdict,
         events=dict(disturber.events),
         ledger=ledger,
         other_ends=dict(other_ends),
@@ -193,6 +192,11 @@ async def _run_under_chaos(
         recoveries_s=clock.recoveries_s,
         swaps=swaps,
     )
+
+
+async def _read_timelines(stack: LocalStack, models: list[str]) -> Timelines:
+    async with Client.connect(stack.url, shards=stack.shards or {}) as client:
+        return await read_timelines(client, models)
 
 
 @asynccontextmanager
@@ -254,7 +258,7 @@ async def _under_fire(
     connect = partial(Client.connect, stack.url, shards=stack.shards or {})
 
     def go_on(num_started: int) -> bool:
-        is_short = time.monotonic() < until or disturber.events.total() < options.min_events
+        is_short = time.monotonic() < until or not disturber.has_shown(options.min_events)
         if num_started < len(requests) or is_short:
             return not disturbing.done()
         _cancel_once(disturbing)
@@ -263,10 +267,11 @@ async def _under_fire(
 
     is_loading = True
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        readers = KilledReaders(stack.url, stack.shards or {})
         others = LedgerLoad(connect, stack.url, Path(folder), models, options.seed)
         ending = asyncio.create_task(others.run_while(lambda: is_loading))
         try:
-            result = await _load_stack(stack, requests, options, "chaos", on_delta, go_on)
+            result = await _load_stack(stack, requests, options, "chaos", on_delta, go_on, readers)
         finally:
             is_loading = False
             _cancel_once(disturbing)
@@ -275,6 +280,8 @@ async def _under_fire(
             await disturber.settle()
             async with asyncio.timeout(PATIENCE_S):
                 await ending
+    # Not "kill …": such events count as kills of what serves.
+    disturber.events["reader killed"] += readers.num_killed
     return result, others.ends
 
 
@@ -322,6 +329,7 @@ async def _load_stack(
     label: str,
     on_delta: OnDelta,
     go_on: Callable[[int], bool],
+    readers: KilledReaders | None = None,
 ) -> LoadResult:
     return await run_load(
         stack.url,
@@ -330,8 +338,9 @@ async def _load_stack(
         concurrency=options.concurrency,
         on_delta=on_delta,
         go_on=go_on,
-        patience_s=PATIENCE_S if options.engine == "penstock" else VLLM_PATIENCE_S,
+        patience_s=SLOW_PATIENCE_S if options.models or options.engine == "vllm" else PATIENCE_S,
         shards=stack.shards,
+        readers=readers,
     )
 
 
@@ -387,7 +396,9 @@ def _print(console: Console, report: ChaosReport) -> None:
 
 def _print_swaps(console: Console, swaps: SwapFigures) -> None:
     times = ", ".join(f"{name} {'never' if s is None else f'{s:.1f} s'}" for name, s in swaps.served_after_s.items())
-    console.print(f"{swaps.num_swaps} swaps took {swaps.share:.1%} of the time")
+    console.print(
+        f"{swaps.num_swaps} swaps took {swaps.share:.1%} of the time; most models awake at once: {swaps.most_awake}"
+    )
     console.print(f"served after the last fault (bound {swaps.bound_s:.1f} s): {times or 'no fault happened'}")
     if swaps.early_bytes:
         growth = swaps.late_bytes / swaps.early_bytes - 1

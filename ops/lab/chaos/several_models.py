@@ -20,22 +20,38 @@ from ....shared.connection import CommandConnection
 from ....shared.deployment.presence import read_devices
 from ....shared.errors import PenstockError
 from ....shared.keys import Keys
-from ....shared.messages.devices import DeviceModel, DeviceRecord, SwapRecord
+from ....shared.messages.devices import DeviceModel, DeviceRecord, ModelPhase, SwapRecord
 from ....shared.swap.rule import Reason, longest_wait_s
 from ....shared.swap.views import SwapOptions
 from ...demo.run import MODEL
 from ...local.stack import LocalStack
+from .options import DEMO, ChaosOptions
 
-# One model is awake, and two sleep: a process has 128 MiB, weights 6, and a KV cache 128. Two awake ones need 524.
 BAND, PATIENCE_S, MAX_SHARE = "standard", 0.5, 0.5
-OPTIONS = ("--device-memory", "520MiB", "--kv-cache-memory", "128MiB")
-OPTIONS += ("--patience", f"{BAND}={PATIENCE_S}", "--max-swap-share", f"{MAX_SHARE}")
+# One model is awake, and two sleep: a process has 128 MiB, weights 6, and a KV cache 128. Two awake ones need 524.
+_MEMORY_OF_DEMOS = ("--device-memory", "520MiB", "--kv-cache-memory", "128MiB")
+# Caches of others take what sleeping processes leave. The demo model's has at least 256 MiB, so it fits beside none.
+_SEQS_OF_OTHERS = ("--max-num-seqs", "128")
 SWAP_OPTIONS = SwapOptions(patience_s={BAND: PATIENCE_S}, max_share=MAX_SHARE)
 # Relative size of the changes of weights by which the models differ.
 _NOISE = 0.05
 _LOOK_EVERY_S = 0.05
 # Swaps after which memory is measured. In the first ones models are loaded.
 _WINDOW = 10
+
+
+def sharing_options(options: ChaosOptions, models: Sequence[Path]) -> list[str]:
+    """Return the options of `worker start` for models that share a device; the first is named elsewhere."""
+    memory = ("--device-memory", options.device_memory, *_SEQS_OF_OTHERS) if options.models else _MEMORY_OF_DEMOS
+    rule = ("--patience", f"{BAND}={PATIENCE_S}", "--max-swap-share", f"{MAX_SHARE}")
+    return [*memory, *rule, *(word for path in models[1:] for word in ("--model", str(path)))]
+
+
+def choose_models(folder: Path, options: ChaosOptions) -> list[Path]:
+    """Return the models that share a device. Those that are made are below ``folder``."""
+    if not options.models:
+        return make_models(folder, options.num_models)
+    return [shutil.copytree(MODEL, folder / DEMO) if name == DEMO else Path(name) for name in options.models]
 
 
 def make_models(folder: Path, number: int) -> list[Path]:
@@ -60,13 +76,15 @@ class SwapFigures(msgspec.Struct, kw_only=True):
     Args:
         share: share of the time in which models woke or went to sleep.
         served_after_s: by model, time from the last fault to its next token; None for a model without one.
+        most_awake: most models of a device that were awake at once.
         bound_s: longest time that the rule allows for that.
-        early_bytes, late_bytes: least memory of the worker's processes at swaps 11 to 20 of the undisturbed run, and at
-            its last 10. Pages that processes share count once.
+        early_bytes, late_bytes: sum of the least memory of each process at swaps 11 to 20 of the undisturbed run, and
+            at its last 10. Pages that processes share count once.
     """
 
     num_swaps: int = 0
     share: float = 0.0
+    most_awake: int = 0
     served_after_s: dict[str, float | None] = {}
     bound_s: float = 0.0
     early_bytes: int = 0
@@ -88,8 +106,9 @@ class SwapWatch:
         self._last: dict[str, SwapRecord] = {}
         self._swap_s = 0.0
         self._dearest_s = 0.0
+        self._most_awake = 0
         self._started_s = time.monotonic()
-        self._memory: list[int] = []
+        self._memory: list[dict[int, int]] = []
         self._fault_s: float | None = None
         self._served_s: dict[str, float] = {}
         self.measures_memory = False
@@ -140,11 +159,11 @@ class SwapWatch:
         return SwapFigures(
             num_swaps=self.num_swaps,
             share=round(self._swap_s / devices_s, 4),
+            most_awake=self._most_awake,
             served_after_s={name: self._served_s.get(name) for name in self._models} if self._fault_s else {},
             bound_s=bound_s + start_s + LEASE_TTL_MS / 1000,
-            # The least, because a KV cache has as much as was used of it since its model woke.
-            early_bytes=min(self._memory[_WINDOW : 2 * _WINDOW], default=0),
-            late_bytes=min(self._memory[-_WINDOW:], default=0),
+            early_bytes=least_bytes(self._memory[_WINDOW : 2 * _WINDOW]),
+            late_bytes=least_bytes(self._memory[-_WINDOW:]),
         )
 
     async def wait_for(
@@ -162,7 +181,8 @@ class SwapWatch:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def count(self, record: DeviceRecord) -> None:
-        """Count the swaps of a device."""
+        """Count the swaps of a device, and its awake models."""
+        self._most_awake = max(self._most_awake, sum(model.phase == ModelPhase.AWAKE for model in record.models))
         # A restarted supervisor counts from 0, under another id.
         self._counts[record.device_id] = sum(swap.count for swap in record.swap_counts)
         swap = record.last_swap
@@ -173,11 +193,22 @@ class SwapWatch:
             self._dearest_s = max(self._dearest_s, swap.took_s)
             self._swap_s += swap.took_s
 
-    def _used_bytes(self) -> int:
-        total = 0
+    def _used_bytes(self) -> dict[int, int]:
+        used: dict[int, int] = {}
         for worker in self._stack.workers:
             supervisor = psutil.Process(worker.pid)
             for process in (supervisor, *supervisor.children(recursive=True)):
                 with suppress(psutil.Error):
-                    total += process.memory_full_info().pss
-        return total
+                    used[process.pid] = process.memory_full_info().pss
+        return used
+
+
+def least_bytes(samples: Sequence[dict[int, int]]) -> int:
+    """Return the sum of the least bytes of each process that runs at the last sample.
+
+    The KV cache of an awake model has as much memory as was used of it, which differs from sample to sample. Each model
+    sleeps at one of them.
+    """
+    if not samples:
+        return 0
+    return sum(min(sample[pid] for sample in samples if pid in sample) for pid in samples[-1])

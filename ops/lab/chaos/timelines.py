@@ -31,14 +31,14 @@ def find_violation(timeline: Sequence[RequestEvent], sighting: Sighting) -> str:
     """Return the error in the events of a request that its subscriber followed to the end; "" if there is none."""
     ends = [event for event in timeline if event.state.is_end]
     if len(ends) != 1 or not timeline[-1].state.is_end:
-        return f"{len(ends)} ends in its events: {_told(timeline)}"
+        return f"{len(ends)} ends in its events: {_kinds(timeline)}"
     for before, after in itertools.pairwise(timeline):
         if after.state not in MOVES[before.state]:
-            return f"no such move, {before.kind.value} to {after.kind.value}: {_told(timeline)}"
+            return f"no such move, {before.kind.value} to {after.kind.value}: {_kinds(timeline)}"
     if ends[0].state is not RequestState.FINISHED or ends[0].num_output_tokens != len(sighting.token_ids):
-        return f"its events end with {ends[0].num_output_tokens} tokens, {ends[0].state}: {_told(timeline)}"
+        return f"its events end with {ends[0].num_output_tokens} tokens, {ends[0].state}: {_kinds(timeline)}"
     return ""
 
 
-def _told(timeline: Sequence[RequestEvent]) -> str:
+def _kinds(timeline: Sequence[RequestEvent]) -> str:
     return ", ".join(event.kind.value for event in timeline)

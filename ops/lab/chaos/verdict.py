@@ -126,18 +126,15 @@ def judge(
         if harms and len(verdict.examples) < 2 * MAX_EXAMPLES:
             summary = f"{', '.join(harms)} {sighting.error}".strip()
             verdict.examples.append(f"{sighting.request_id}: {summary}{_difference(whole, sighting)}")
-        timeline = (timelines or {}).get(sighting.request_id)
-        if (
-            timeline
-            and timeline[0].kind is EventKind.QUEUED
-            and sighting.finish_reasons
-            and not sighting.num_sent_again
-        ):
-            _judge_timeline(verdict, timeline, sighting)
+        _judge_timeline(verdict, (timelines or {}).get(sighting.request_id), sighting)
     return verdict
 
 
-def _judge_timeline(verdict: Verdict, timeline: Sequence[RequestEvent], sighting: Sighting) -> None:
+def _judge_timeline(verdict: Verdict, timeline: Sequence[RequestEvent] | None, sighting: Sighting) -> None:
+    if not timeline or timeline[0].kind is not EventKind.QUEUED:
+        return
+    if not sighting.finish_reasons or sighting.num_sent_again:
+        return
     verdict.num_timelines += 1
     if harm := find_violation(timeline, sighting):
         verdict.wrong_timelines += 1

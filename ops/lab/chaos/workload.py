@@ -5,6 +5,7 @@ Seeds are fixed here, so a request has one output whatever happens to the engine
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from random import Random
 
@@ -20,8 +21,8 @@ SESSIONS = ("a", None, "b", None, "c", None)
 class ChaosRequest(msgspec.Struct, frozen=True):
     """A request. ``is_detached`` requests are submitted, and read in pieces by readers that connect and disconnect.
 
-    Some have a ``session_id``, so that they wait for an engine, which may be the next to die. ``model`` is None for the
-    only served model.
+    The first reader of those with ``loses_reader`` is a process that is killed. Some have a ``session_id``, so that
+    they wait for an engine, which may be the next to die. ``model`` is None for the only served model.
     """
 
     prompt: str
@@ -30,6 +31,11 @@ class ChaosRequest(msgspec.Struct, frozen=True):
     session_id: str | None = None
     model: str | None = None
     tenant: str = "default"
+    loses_reader: bool = False
+
+
+# One of so many detached requests loses its first reader: each costs the start of a program.
+DETACHED_PER_LOST_READER = 4
 
 
 def make_requests(
@@ -39,7 +45,7 @@ def make_requests(
 
     Each model is asked in turn, and each tenant asks each in turn.
     """
-    random = Random(seed)
+    random, detached = Random(seed), itertools.count()
     kinds = [
         lambda: SamplingParams(temperature=0.0, max_tokens=64),
         lambda: SamplingParams(temperature=0.0, max_tokens=random.randint(16, 96), ignore_eos=True),
@@ -53,10 +59,11 @@ def make_requests(
         ChaosRequest(
             question.prompt,
             random.choice(kinds)(),
-            random.random() < 0.3,
+            is_detached := random.random() < 0.3,
             session_id=SESSIONS[number % len(SESSIONS)],
             model=models[number % len(models)],
             tenant=tenants[number // len(models) % len(tenants)],
+            loses_reader=is_detached and next(detached) % DETACHED_PER_LOST_READER == 0,
         )
         for number, question in enumerate(demo_questions(count, seed))
     ]

@@ -57,7 +57,10 @@ class Model(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """All models that workers have served on this Redis, and the adapters of the caller's tenant and of everybody."""
+    """All models that workers have served on this Redis, and the adapters of the caller's tenant and of everybody.
+
+    One without workers is listed, too, since its first request may start one: ``penstock models --forget`` removes it.
+    """
 
     object: Literal["list"]
     data: list[Model]

@@ -59,3 +59,28 @@ def test_data_lost_in_a_swap_is_the_requested_loss() -> None:
     assert disturber.missing == ["lose data"]
     disturber.events["lose data in a swap"] += True
     assert disturber.missing == []
+
+
+def test_a_requested_action_that_has_not_happened_is_chosen_half_of_the_time() -> None:
+    servers = SimpleNamespace(url="", server_urls={"home": ""}, shards={}, workers=[])
+    disturber = Disturber(cast(LocalStack, servers), 1, EveryFewSeconds(0.01), RecoveryClock(), loses_data=True)
+    for is_late in (False, True):
+        disturber.events["kill core"] = 3 * is_late
+        chosen = [disturber._choose() for _ in range(200)]
+        assert (chosen.count("lose data") > 90) == is_late
+
+
+def test_a_run_goes_on_until_something_was_killed_and_each_requested_action_has_happened() -> None:
+    servers = SimpleNamespace(url="", server_urls={"home": ""}, shards={}, workers=[])
+    disturber = Disturber(cast(LocalStack, servers), 1, EveryFewSeconds(0.01), RecoveryClock(), loses_data=True)
+    assert disturber.has_shown(0)
+    disturber.events["stop host"] = 4
+    assert not disturber.has_shown(3)
+    disturber.events["lose data"] += 1
+    assert not disturber.has_shown(3)
+    disturber.events["kill core"] += 1
+    assert disturber.has_shown(3)
+    assert not disturber.has_shown(7)
+    del disturber.events["lose data"]
+    disturber.events["stop host"] = 11
+    assert disturber.has_shown(3)

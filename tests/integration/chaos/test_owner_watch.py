@@ -25,7 +25,7 @@ def broker(commands: CommandConnection, namespace: str) -> Broker:
 
 @pytest.fixture
 async def watch(broker: Broker, redis_url: str, commands: CommandConnection) -> AsyncIterator[OwnerWatch]:
-    """Of the scripts as they are when the test begins."""
+    """Watch the scripts as they are when the test begins."""
     watch = OwnerWatch(redis_url, broker.keys, Owners())
     running = asyncio.create_task(watch.run())
     await watch.catch_up(commands)

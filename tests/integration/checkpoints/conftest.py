@@ -14,7 +14,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ...native_library import compiled
 from .packing import Format
+
+__all__ = ["compiled"]
 
 VOCAB_SIZE = 128
 SHAPE: dict[str, Any] = {

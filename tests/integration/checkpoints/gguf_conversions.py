@@ -23,7 +23,7 @@ def _unchanged(_config: Any, name: str, tensor: Tensor) -> Pairs:
 
 @dataclass(frozen=True)
 class Conversion:
-    """How a model type is written.
+    """The way a model type is written.
 
     Args:
         architecture: ggml's name.
@@ -82,8 +82,19 @@ def scale_keys(config: Any) -> Keys:
     }
 
 
+_GEMMA4_MIXTURE = {
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+}
+
+
 def gemma4(config: Any, name: str, tensor: Tensor) -> Pairs:
     """The converter adds the divisors of frequencies, by which a part of each head does not rotate."""
+    for ending, target in _GEMMA4_MIXTURE.items():
+        if name.endswith(ending):
+            return [(f"blk.{name.split('.')[2]}.{target}", tensor)]
     pairs = [(f"{name}.weight" if name.endswith("layer_scalar") else name, tensor)]
     if name == "model.norm.weight":
         half = config.to_dict()["per_layer_config"]["1"]["head_dim"] // 2
@@ -122,6 +133,8 @@ def gemma4_keys(config: Any) -> Keys:
         "attention.value_length_swa": config.head_dim,
         "attention.shared_kv_layers": config.num_kv_shared_layers,
         "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "expert_used_count": config.top_k_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
         "rope.dimension_count": whole,
         "rope.dimension_count_swa": config.head_dim,
     }
@@ -335,6 +348,13 @@ _GEMMA3_ROPE = {
 # Of six layers one sees everything.
 SIX = {"num_hidden_layers": 7, "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]}
 _FOUR = {"layer_types": [*["sliding_attention"] * 3, "full_attention"]}
+_GEMMA4_EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 64,
+    "hidden_size_per_layer_input": 32,
+}
 CONVERSIONS = {
     "gemma": Conversion("gemma", convert=with_one_added),
     "gemma2": Conversion(
@@ -348,6 +368,7 @@ CONVERSIONS = {
     ),
     "gemma3n_text": Conversion("gemma3n", {"tie_word_embeddings": True}, gemma3n_keys, gemma3n),
     "gemma4_text": Conversion("gemma4", {"tie_word_embeddings": True}, gemma4_keys, gemma4),
+    "gemma4_text mixture": Conversion("gemma4", {"tie_word_embeddings": True, **_GEMMA4_EXPERTS}, gemma4_keys, gemma4),
     "phi3": Conversion("phi3", {"rope_parameters": _LONG}, phi3_keys, phi3),
     "smollm3": Conversion("smollm3", convert=interleaved),
     "granite": Conversion("granite", _GRANITE_SCALES, scale_keys, interleaved),

@@ -84,8 +84,11 @@ def drawn_model(model_type: str) -> PreTrainedModel:
     return model
 
 
-def write_converted(path: Path, model: PreTrainedModel, model_type: str = "") -> Path:
-    """Write ``model`` in float32 by the conversion of ``model_type``, by default its own."""
+def write_converted(path: Path, model: PreTrainedModel, model_type: str = "", kind_of_layers: str = "") -> Path:
+    """Write ``model`` in float32 by the conversion of ``model_type``, by default its own.
+
+    Matrices of layers are written in ``kind_of_layers``, such as Q8_0, if it is set.
+    """
     config: Any = copy.deepcopy(model.config)
     # Gemma 4's heads differ by layer; those of most layers are meant.
     config.allow_global_per_layer_attribute_access = True
@@ -117,7 +120,12 @@ def write_converted(path: Path, model: PreTrainedModel, model_type: str = "") ->
             tensors.setdefault(target, []).append(numbers.numpy())
     for target, matrices in tensors.items():
         # Several make up a stack.
-        writer.add_tensor(target, np.ascontiguousarray(matrices[0] if len(matrices) == 1 else np.stack(matrices)))
+        array = np.ascontiguousarray(matrices[0] if len(matrices) == 1 else np.stack(matrices))
+        if kind_of_layers and target.startswith("blk.") and array.ndim > 1:
+            form = gguf.GGMLQuantizationType[kind_of_layers]
+            writer.add_tensor(target, gguf.quants.quantize(array, form), raw_dtype=form)
+        else:
+            writer.add_tensor(target, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

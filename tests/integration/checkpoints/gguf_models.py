@@ -33,7 +33,7 @@ _EXPERTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "dow
 
 
 def gguf_name(name: str) -> str:
-    """Of one of transformers' tensors; of an expert that of the stack."""
+    """Return the GGUF name of one of transformers' tensors; for an expert, that of the stack."""
     module, _, kind = name.rpartition(".")
     if module in _TOP:
         return f"{_TOP[module]}.{kind}"

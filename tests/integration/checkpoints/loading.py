@@ -26,7 +26,7 @@ def load(model: Path, dtype: str = "float32") -> PreTrainedModel:
 
 
 def assert_same(found: PreTrainedModel, wanted: PreTrainedModel) -> None:
-    """Of one class, with the same weights, to the bit."""
+    """Check that both models have one class and the same bits as weights."""
     assert type(found) is type(wanted)
     held, asked = found.state_dict(), wanted.state_dict()
     assert held.keys() == asked.keys()
@@ -35,7 +35,7 @@ def assert_same(found: PreTrainedModel, wanted: PreTrainedModel) -> None:
 
 
 def tokens(model: Path, **options: Any) -> list[int]:
-    """What an engine answers."""
+    """Return what an engine answers."""
     config = EngineConfig(
         **{"model": str(model), "dtype": "float32", "num_threads": 1, "kv_cache_memory": 1 << 22, **options}
     )

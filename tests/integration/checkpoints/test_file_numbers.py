@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,28 +13,34 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.kernels import native
 from penstock.kernels.linear import pack_blocks, unpack_weight
+from penstock.shared.errors import ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.checkpoint.quantized import open_tensors
 from penstock.worker.models.checks.conformance import QUANTIZED_TOLERANCE
 from penstock.worker.models.formats.tensors import Unpacked
-from penstock.worker.models.gguf.blocks import read_blocks
+from penstock.worker.models.gguf.blocks import has_parts, read_blocks
+from penstock.worker.models.gguf.container import TYPES
 from penstock.worker.models.gguf.folder import gguf_folder
+from penstock.worker.models.gguf.sizes import NUMBER_BITS
 from penstock.worker.models.gguf.tensors import read_gguf
-from penstock.worker.models.lean.native import NativeForward
+from penstock.worker.models.lean.native import NativeForward, weights_of
 from penstock.worker.models.loaded import LoadedModel
 from penstock.worker.models.loading.loader import load_model, load_weights
 from penstock.worker.models.loading.preparing import prepared_tolerance
 from penstock.worker.models.loading.stored import load_stored
 from penstock.worker.models.placing.packed_linear import OwnPackedLinear
+from penstock.worker.models.pooling.compiled_encoder import CompiledEncoder
 from penstock.worker.models.weights.movable import ModelWeights
 
-from ...native_library import native_as_before
 from .conftest import SHAPE, MakePair, save_model
+from .gguf_converter import drawn_model as converted_model
+from .gguf_converter import write_converted
 from .gguf_models import drawn_model, write_model
 from .gguf_writer import KINDS
 from .packing import Format, awq, gptq, packed_ints
+
+pytestmark = pytest.mark.usefixtures("compiled")
 
 # Groups of up to 128 inputs fit.
 WIDE = transformers.LlamaConfig(**{**SHAPE, "hidden_size": 128, "intermediate_size": 256})
@@ -56,14 +62,6 @@ INTEGERS = {
 CONFIG = transformers.LlamaConfig(**{**SHAPE, "hidden_size": 256, "intermediate_size": 256})
 # Scales and minimums that are products of two numbers are rounded to float16.
 ROUNDING = 2**-10
-
-
-@pytest.fixture(autouse=True)
-def compiled() -> Iterator[None]:
-    with native_as_before():
-        if (reason := native.load()) is not None:
-            pytest.skip(reason)
-        yield
 
 
 @pytest.fixture
@@ -201,3 +199,122 @@ def test_a_gptq_checkpoint_is_computed_with_its_integers(
         assert isinstance(model.forward, NativeForward)
         assert any(layer.has_file_numbers for layer in packed_layers(model))
     assert load_model(EngineConfig(model=str(packed), dtype=declared, max_model_len=64), packed).quantization is None
+
+
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_an_encoder_computes_with_the_numbers_of_its_file(model_type: str, kind: str, tmp_path: Path) -> None:
+    path = write_converted(tmp_path / "model.gguf", converted_model(model_type), model_type, kind)
+    model, widened = load(path), load(path, "bfloat16")
+    assert (model.quantization, widened.quantization) == ("gguf", None)
+    assert isinstance(model.forward, CompiledEncoder)
+    for layer, plain in zip(packed_layers(model), packed_layers(widened), strict=True):
+        assert layer.has_file_numbers
+        torch.testing.assert_close(layer.weight, plain.weight, rtol=2**-7, atol=1e-3)
+
+
+def test_an_encoder_that_rounding_changes_says_so(tmp_path: Path) -> None:
+    """Large random weights make attention so sharp that rounding moves it. In half their size they do not."""
+    drawn = converted_model("nomic_bert")
+    sharp = write_converted(tmp_path / "sharp.gguf", drawn, "nomic_bert", "Q4_1")
+    with pytest.raises(
+        ModelLoadError, match=r"rounding to bfloat16 moves its hidden states by .*; use --dtype float32"
+    ):
+        load(sharp)
+    assert load(sharp, "float32").quantization is None
+    with torch.no_grad():
+        for name, weight in drawn.named_parameters():
+            if weight.dim() > 1 and ".layers." in f".{name}":
+                weight *= 0.33
+    assert load(write_converted(tmp_path / "soft.gguf", drawn, "nomic_bert", "Q4_1")).quantization == "gguf"
+
+
+def test_an_encoder_may_differ_by_twice_what_rounding_moves(tmp_path: Path) -> None:
+    path = write_converted(tmp_path / "model.gguf", converted_model("nomic_bert"), "nomic_bert", "Q8_0")
+    assert load(path, "bfloat16").quantization is None
+
+
+EXPERTS = {**SHAPE, "hidden_size": 64, "intermediate_size": 64, "num_experts_per_tok": 2}
+MIXTURES = {
+    "llama": transformers.MixtralConfig(**EXPERTS, num_local_experts=4),
+    "qwen3moe": transformers.Qwen3MoeConfig(
+        **{**EXPERTS, "head_dim": 32}, num_experts=4, moe_intermediate_size=64, norm_topk_prob=True
+    ),
+}
+
+
+@pytest.mark.parametrize("key", MIXTURES)
+def test_experts_compute_with_the_numbers_of_their_file(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = MIXTURES[key]
+    state = load_file(save_model(config, tmp_path / "source") / "model.safetensors")
+    path = write_model(tmp_path / "model.gguf", config, key, drawn_model(state, config, ("Q8_0", "Q4_1", "Q5_0")))
+    model, widened = load(path), load(path, "bfloat16")
+    assert isinstance(model.forward, NativeForward)
+    experts = [name for name, _ in model.network.named_modules() if re.search(r"\.(gate_up|down)\.\d+$", name)]
+    assert len(experts) == 2 * 4 * config.num_hidden_layers
+    for name in experts:
+        layer, plain = model.network.get_submodule(name), widened.network.get_submodule(name)
+        assert isinstance(layer, OwnPackedLinear)
+        assert isinstance(plain, OwnPackedLinear)
+        assert layer.has_file_numbers, name
+        torch.testing.assert_close(layer.weight, plain.weight, rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "MXFP4"])
+@pytest.mark.parametrize("model_type", ["gpt_oss", "gemma4_text mixture", "granitemoe", "minimax_m2"])
+def test_experts_in_one_stack_compute_with_the_numbers_of_their_file(
+    model_type: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stacks have rows of gate and up in turn and transposed (gpt-oss), as halves, or as the file does (Gemma 4).
+
+    A second start takes the numbers, too, but for Granite, whose tensors transformers renames.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = write_converted(tmp_path / "model.gguf", converted_model(model_type), model_type, kind)
+    model, widened = load(path), load(path, "bfloat16")
+    assert isinstance(model.forward, NativeForward)
+    experts = [name for name, _ in model.network.named_modules() if re.search(r"\.(gate_up|down)\.\d+$", name)]
+    assert len(experts) >= 2 * 4
+    config = EngineConfig(model=str(path), max_model_len=64)
+    again = load_stored(config, gguf_folder(path, path.parent / "cache"))
+    assert (again is None) == (model_type == "granitemoe")
+    for name in experts:
+        layer, plain = model.network.get_submodule(name), widened.network.get_submodule(name)
+        assert isinstance(layer, OwnPackedLinear)
+        assert layer.has_file_numbers, name
+        if again is not None:
+            same = again.network.get_submodule(name)
+            assert isinstance(same, OwnPackedLinear)
+            assert torch.equal(same.packed_weight.packed, layer.packed_weight.packed)
+        torch.testing.assert_close(layer.weight, plain.weight, rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize("ties", [True, False])
+def test_only_a_tied_output_layer_is_read_for_embeddings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ties: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tied = transformers.LlamaConfig(**{**SHAPE, "tie_word_embeddings": ties})
+    source = save_model(tied, tmp_path / "source")
+    drawn = drawn_model(load_file(source / "model.safetensors"), tied, ("Q8_0",))
+    path = write_model(tmp_path / "model.gguf", tied, "llama", drawn)
+    first = load(path)
+    config = EngineConfig(model=str(path), max_model_len=64)
+    again = load_stored(config, gguf_folder(path, path.parent / "cache"))
+    assert again is not None
+    for model in (first, again):
+        assert isinstance(model.forward, NativeForward)
+        assert weights_of(model.forward.lean).embeds_by_head is ties
+
+
+def test_the_bits_of_packed_numbers_are_known_before_a_file_is_loaded() -> None:
+    bits = {}
+    for kind in TYPES.values():
+        if has_parts(kind.name):
+            blocks = read_blocks(kind.name, torch.zeros(1, kind.num_bytes, dtype=torch.uint8), 1)
+            assert blocks is not None
+            bits[kind.name] = 8 * blocks.form.num_bytes(1) / blocks.form.num_inputs
+    assert bits == NUMBER_BITS

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 import pytest
@@ -23,8 +24,9 @@ from ...gate import Gate
 from ..supervisor.conftest import StartedWorker
 
 PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=24, ignore_eos=True)
+OPTIONS = ("--device", "cpu", "--threads", "1")
 # Weights of 6 MiB, a cache of 200 MiB and 128 MiB for each process: one model is awake, two sleep.
-OPTIONS = ("--device", "cpu", "--device-memory", "640MiB", "--kv-cache-memory", "200MiB", "--threads", "1")
+MEMORY = ("--device-memory", "640MiB", "--kv-cache-memory", "200MiB")
 
 
 class SharedWorker:
@@ -72,7 +74,15 @@ class SharedWorker:
             await asyncio.sleep(0.02)
 
 
-ShareDevice = Callable[..., Awaitable[SharedWorker]]
+class ShareDevice(Protocol):
+    """Start a worker with the models of these names: ``share_device("a", "b", "--idle-sleep", "1")``.
+
+    Args:
+        words: names of one letter, and options, which have all of ``MEMORY`` or none of it.
+        sleep_level: depth of their sleep. By default measured times decide, which differ on a busy machine.
+    """
+
+    def __call__(self, *words: str, sleep_level: int | str = "auto") -> Awaitable[SharedWorker]: ...
 
 
 @pytest.fixture
@@ -84,20 +94,26 @@ def share_device(
     gate: Gate,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[ShareDevice]:
-    """Start a worker with the models of these names: ``share_device("a", "b", "--idle-sleep", "1")``."""
+    """Return the function that starts workers, which end with the test."""
     monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_url)
     # Locks of devices are there.
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     started: list[StartedWorker] = []
 
-    async def start(*words: str) -> SharedWorker:
+    async def start(*words: str, sleep_level: int | str = "auto") -> SharedWorker:
         names = [word for word in words if len(word) == 1]
-        models = [word for name in names for word in ("--model", str(copy_of_model(tmp_path, name)))]
+        paths = [str(copy_of_model(tmp_path, name)) for name in names]
         folder = tmp_path / f"worker-{len(started)}"
         folder.mkdir()
+        models = [word for path in paths for word in ("--model", path)]
+        if sleep_level != "auto":
+            tables = [f'[[models]]\nmodel = "{path}"\nsleep_level = {sleep_level}\n' for path in paths]
+            (folder / "models.toml").write_text("".join(tables))
+            models = ["--models", str(folder / "models.toml")]
         fixed = ("--namespace", namespace, "--log-format", "json", "--deterministic", "--log-stats-interval", "0")
         options = [word for word in words if word not in names]
-        arguments = [*models, *fixed, *OPTIONS, *options]
+        memory = () if "--device-memory" in options else MEMORY
+        arguments = [*models, *fixed, *OPTIONS, *memory, *options]
         started.append(await asyncio.to_thread(StartedWorker, folder, arguments))
         worker = SharedWorker(started[-1], commands, namespace)
         await worker.await_ready()

@@ -25,3 +25,4 @@ def test_files_that_were_never_read_before_give_cards(tmp_path: Path, monkeypatc
         "",
         f"{damaged} is damaged or cut short; fetch it again",
     ]
+    assert [reply.weight_bytes > 0 for reply in replies] == [True, True, False]

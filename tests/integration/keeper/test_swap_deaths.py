@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
+import psutil
 import pytest
 
 from penstock.producer import Client, SamplingParams
 
 from ...gate import Gate
+from ...processes import DEADLINE_S
 from .conftest import ShareDevice, SharedWorker, texts_of
 
 pytestmark = pytest.mark.slow
@@ -27,12 +32,12 @@ async def _stop_core(worker: SharedWorker, name: str) -> dict[str, int]:
     return {"core": beat.core_pid, "worker": beat.worker_pid}
 
 
-@pytest.mark.parametrize("role", ["core", "worker"])
+@pytest.mark.parametrize(("role", "fault"), [("core", signal.SIGSEGV), ("worker", signal.SIGKILL)])
 async def test_a_process_killed_in_a_swap(
-    share_device: ShareDevice, redis_url: str, namespace: str, gate: Gate, role: str
+    share_device: ShareDevice, redis_url: str, namespace: str, gate: Gate, role: str, fault: signal.Signals
 ) -> None:
-    async with asyncio.timeout(240), Client.connect(redis_url, namespace=namespace) as client:
-        worker = await share_device("a", "b", *IMPATIENT, "--stall-timeout", "300")
+    async with asyncio.timeout(DEADLINE_S), Client.connect(redis_url, namespace=namespace) as client:
+        worker = await share_device("a", "b", *IMPATIENT, "--stall-timeout", "300", sleep_level=2)
         short = await texts_of(client, [PROMPT], ["b"])
         whole = (await client.generate(PROMPT, LONG, model="a")).outputs[0].text
 
@@ -53,10 +58,13 @@ async def test_a_process_killed_in_a_swap(
         entering = await _stop_core(worker, "b")
         waiting = asyncio.create_task(texts_of(client, [PROMPT], ["b"]))
         await worker.until("b", lambda model: model.phase == "waking")
-        os.kill(entering[role], signal.SIGKILL)
+        os.kill(entering[role], fault)
+        os.kill(entering[role], signal.SIGCONT)
         assert await waiting == short
         failed = await worker.await_event("wake_failed", model="b")
         assert failed["num_failures"] == 1
+        # A crash is the model's own; nobody is to blame for a kill.
+        assert failed["is_external"] is (fault is signal.SIGKILL)
         await worker.until("b", lambda model: not model.error)
         assert (await client.generate(PROMPT, LONG, model="a")).outputs[0].text == whole
 
@@ -64,8 +72,8 @@ async def test_a_process_killed_in_a_swap(
 async def test_a_supervisor_killed_in_a_swap_and_another_one(
     share_device: ShareDevice, redis_url: str, namespace: str, gate: Gate
 ) -> None:
-    async with asyncio.timeout(240), Client.connect(redis_url, namespace=namespace) as client:
-        worker = await share_device("a", "b", *IMPATIENT, "--stall-timeout", "300")
+    async with asyncio.timeout(DEADLINE_S), Client.connect(redis_url, namespace=namespace) as client:
+        worker = await share_device("a", "b", *IMPATIENT, "--stall-timeout", "300", sleep_level=2)
         whole = (await client.generate(PROMPT, LONG, model="a")).outputs[0].text
         gate.hold_at(30)
         running = asyncio.create_task(client.generate(PROMPT, LONG, model="a"))
@@ -86,3 +94,42 @@ async def test_a_supervisor_killed_in_a_swap_and_another_one(
         third = await share_device("a", "b")
         # Another test may hold the lock of this machine's CPU, too.
         await third.await_event("device_shared_by_workers")
+
+
+@contextmanager
+def _denied_memory(core_pids: Sequence[int], num_bytes: int) -> Iterator[None]:
+    """Limit the address space of cores, and of those that the same process starts, as a host without memory would."""
+    cores = [psutil.Process(pid) for pid in core_pids]
+    processes = {process.pid: process for core in cores for process in (core, core.parent()) if process is not None}
+    former = {pid: process.rlimit(resource.RLIMIT_AS) for pid, process in processes.items()}
+    for pid, process in processes.items():
+        process.rlimit(resource.RLIMIT_AS, (num_bytes, former[pid][1]))
+    try:
+        yield
+    finally:
+        for pid, process in processes.items():
+            with suppress(psutil.NoSuchProcess):
+                process.rlimit(resource.RLIMIT_AS, former[pid])
+
+
+async def test_a_model_that_memory_is_denied_is_served_with_half_of_its_cache(
+    share_device: ShareDevice, redis_url: str, namespace: str
+) -> None:
+    cache_mib = 1024
+    memory = ("--device-memory", f"{2 * cache_mib}MiB", "--kv-cache-memory", f"{cache_mib}MiB")
+    async with asyncio.timeout(DEADLINE_S), Client.connect(redis_url, namespace=namespace) as client:
+        worker = await share_device("a", "b", *memory, "--dtype", "float32", "--max-num-seqs", "512", sleep_level=2)
+        expected = await texts_of(client, [PROMPT], ["a"])
+        await texts_of(client, [PROMPT], ["b"])
+        await worker.until("a", lambda model: model.phase == "asleep")
+        cores = [(await worker.beat(name, lambda beat: beat.core_pid > 0)).core_pid for name in "ab"]
+        # The whole cache lacks a quarter of it.
+        with _denied_memory(cores, psutil.Process(cores[1]).memory_info().vms - (cache_mib << 18)):
+            assert await texts_of(client, [PROMPT], ["a"]) == expected
+            beat = await worker.beat("a", lambda beat: beat.setup is not None and beat.core_pid not in (0, cores[0]))
+        assert beat.setup is not None
+        assert cache_mib << 18 < beat.setup.kv_cache_bytes <= cache_mib << 19
+        # It did not wake, and neither did it load with all of its cache.
+        lacked = [line["kv_cache_mib"] for line in worker.started.events if line["event"] == "wake_lacked_memory"]
+        assert lacked == [cache_mib] * 3
+        assert not [line for line in worker.started.events if line["event"] == "wake_failed"]

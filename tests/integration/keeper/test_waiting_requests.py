@@ -14,6 +14,7 @@ from penstock.shared.queue.lifecycle import WAITING_FOR_WAKE, EventKind
 from penstock.shared.queue.stats import ModelState
 
 from ...gate import Gate
+from ...processes import DEADLINE_S
 from ..supervisor.conftest import run_worker
 from .conftest import PARAMS, ShareDevice, texts_of
 
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.slow
 async def test_a_request_waits_for_its_model_and_returns_when_another_is_loaded(
     share_device: ShareDevice, commands: CommandConnection, redis_url: str, namespace: str, gate: Gate
 ) -> None:
-    async with asyncio.timeout(200), Client.connect(redis_url, namespace=namespace) as client:
-        await share_device("a", "b")
+    async with asyncio.timeout(DEADLINE_S), Client.connect(redis_url, namespace=namespace) as client:
+        worker = await share_device("a", "b", "--max-wait", "standard=2")
         expected = await texts_of(client, ["two plus two is"], ["a"])
 
         while (await client.queue_stats("b")).readiness.in_s is None:
@@ -51,7 +52,9 @@ async def test_a_request_waits_for_its_model_and_returns_when_another_is_loaded(
         assert (await loading).returncode == 0
         assert (await handle.result()).outputs[0].text == expected[0]
 
-        # It was awake in between, and may be so again until "a" has the device.
+        # It stays without requests, until that of the other model has waited for the longest time.
+        back = await worker.await_event("swapped", left=["b"], entered="a")
+        assert back["reason"] == "max_wait"
         while (await client.queue_stats("b")).readiness.state not in (ModelState.ASLEEP, ModelState.UNLOADED):
             await asyncio.sleep(0.02)
         late = await client.submit("two plus two is", PARAMS, model="b")

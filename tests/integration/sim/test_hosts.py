@@ -96,7 +96,7 @@ def test_a_free_device_that_leaves_a_model_asleep_fails_a_check(
 def test_more_devices_wake_a_model_that_needs_them_and_one_of_those_leaves_it_first(
     redis_url: str, namespace: str
 ) -> None:
-    """One engine serves 13 requests a second. All three devices work when the cold model needs one."""
+    """Let one engine serve 13 requests a second. All three devices work when the cold model needs one."""
     hot = msgspec.structs.replace(HOT, arrivals=Constant(per_s=20))
     other = msgspec.structs.replace(HOT, name="other", model="other", arrivals=Constant(per_s=11))
     three = msgspec.structs.replace(engines(2.0, number=3), models=["hot", "cold", "other"])

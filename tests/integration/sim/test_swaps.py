@@ -83,7 +83,7 @@ def test_other_rules_starve_the_cold_model_or_drain_for_it(redis_url: str, names
 
 
 def test_starts_of_sleeping_models_are_estimated_within_a_factor_of_two(redis_url: str, namespace: str) -> None:
-    """Of requests after the first turns. Other arrivals may come before them, so an estimate is a mean."""
+    """Compare estimates after the first turns. Other arrivals may come before them, so an estimate is a mean."""
     groups = [
         msgspec.structs.replace(HOT, name=name, model=name, arrivals=Constant(per_s=2.5)) for name in ENGINES.models
     ]

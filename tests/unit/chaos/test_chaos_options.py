@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.ops.lab.chaos.options import ChaosOptions
+from penstock.ops.lab.chaos.several_models import choose_models, sharing_options
 
 
 def chaos_options(**fields: Any) -> ChaosOptions:
@@ -32,3 +34,14 @@ def test_engines_of_ours_have_one_right_answer(fields: dict[str, object], is_det
 def test_engines_on_a_gpu_share_the_first() -> None:
     assert chaos_options().device_arguments == ["--device", "cpu", "--threads", "1"]
     assert chaos_options(device="cuda").device_arguments == ["--gpus", "0", "--kv-cache-memory", "256MiB"]
+
+
+def test_models_of_the_command_line_have_the_memory_that_it_names(tmp_path: Path) -> None:
+    other = str(tmp_path / "other.gguf")
+    options = chaos_options(num_models=2, models=["demo", other], device_memory="3GiB")
+    paths = choose_models(tmp_path, options)
+    assert [path.name for path in paths] == ["demo", "other.gguf"]
+    words = sharing_options(options, paths)
+    assert words[words.index("--device-memory") + 1] == "3GiB"
+    assert words[-2:] == ["--model", other]
+    assert "--kv-cache-memory" not in words

@@ -7,10 +7,18 @@ from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
+from penstock.ops.cli import main
+from penstock.ops.demo.run import MODEL
 from penstock.ops.lab.chaos.owners import Owners
-from penstock.ops.lab.chaos.several_models import SwapFigures, SwapWatch, make_models
+from penstock.ops.lab.chaos.several_models import (
+    SwapFigures,
+    SwapWatch,
+    least_bytes,
+    make_models,
+)
 from penstock.ops.lab.chaos.verdict import judge
 from penstock.ops.local.stack import LocalStack
 from penstock.shared.messages.devices import DeviceRecord, SwapCount, SwapRecord
@@ -67,3 +75,30 @@ def test_models_differ(tmp_path: Path) -> None:
     first, second = (load_file(path / "model.safetensors") for path in make_models(tmp_path, 2))
     assert first.keys() == second.keys()
     assert all(not np.array_equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["0"], "--models must be a number from 1 on, above 1 with --swaps, or several models, got 0"),
+        (["demo"], "or several models, got demo"),
+        (["demo", "nowhere.gguf"], "--models nowhere.gguf is neither demo nor a file or folder"),
+        (["demo", "demo"], "--models must be different ones, got demo demo"),
+        (["demo", str(MODEL)], "--models MODEL MODEL … and --device-memory SIZE need each other"),
+        (["3", "--device-memory", "1GiB"], "--models MODEL MODEL … and --device-memory SIZE need each other"),
+    ],
+)
+def test_models_that_cannot_share_a_device(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "--models", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_memory_of_awake_models_is_no_growth_and_ended_processes_do_not_count() -> None:
+    supervisor, ended = {1: 40}, {9: 300}
+    samples = [
+        supervisor | ended | {2: 250, 3: 100},
+        supervisor | {2: 100, 3: 240},
+        supervisor | {2: 250, 3: 102},
+    ]
+    assert least_bytes(samples) == 40 + 100 + 100
+    assert least_bytes([]) == 0

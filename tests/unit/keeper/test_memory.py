@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.keeper.lock import device_lock
-from penstock.worker.keeper.memory import ModelBytes, cache_bytes, files_state, own_bytes, reserved_bytes
+from penstock.worker.keeper.memory import ModelBytes, cache_bytes, files_state, own_bytes, reserved_bytes, size_problem
 
 MODELS = st.lists(
     st.builds(
@@ -22,6 +22,7 @@ MODELS = st.lists(
         process=st.integers(0, 50),
         cache=st.none() | st.integers(0, 100),
         is_pinned=st.booleans(),
+        least_cache=st.integers(0, 200),
     ),
     min_size=1,
     max_size=5,
@@ -35,13 +36,20 @@ def caches(budget: int, models: Sequence[ModelBytes]) -> list[int]:
 @given(MODELS, st.integers(1, 2000))
 def test_a_model_with_a_derived_cache_fits_beside_pinned_ones(models: list[ModelBytes], budget: int) -> None:
     sizes = caches(budget, models)
-    pinned = sum(model.weights + size for model, size in zip(models, sizes, strict=True) if model.is_pinned)
-    for model, size in zip(models, sizes, strict=True):
+    awake = [model.weights + model.process + size for model, size in zip(models, sizes, strict=True)]
+    pinned = sum(size for model, size in zip(models, awake, strict=True) if model.is_pinned)
+    for model, size, used in zip(models, sizes, awake, strict=True):
         assert size >= 0
+        fits = (used if model.is_pinned else pinned + used) <= budget
         if model.cache is not None:
             assert size == model.cache
-        elif size and not model.is_pinned:
-            assert pinned + model.weights + size + model.process <= budget
+        elif not model.is_pinned:
+            assert fits or not size
+            # Processes that sleep, and may end, leave it half of what there is, and a request of maximum length.
+            rest = max(0, budget - pinned - model.weights - model.process)
+            assert size >= max(rest // 2, min(rest, model.least_cache))
+        if not model.is_pinned:
+            assert bool(size_problem(budget, "m", model, models)) == (not (fits and size))
 
 
 def test_models_without_options_have_the_same_share() -> None:
@@ -51,6 +59,10 @@ def test_models_without_options_have_the_same_share() -> None:
     assert caches(100, [model, ModelBytes(weights=20, process=10)]) == [40, 60]
     pinned = ModelBytes(weights=20, process=10, is_pinned=True)
     assert caches(100, [pinned, model]) == [10, 10]
+    # Large ones leave half of the rest, and less if a request of maximum length needs more.
+    large = [ModelBytes(weights=20, process=60)]
+    assert caches(100, [ModelBytes(weights=60, process=20), *large])[0] == 10
+    assert caches(100, [ModelBytes(weights=60, process=20, least_cache=15), *large])[0] == 15
     # Of many sleeping processes only a quarter of the budget is reserved for.
     assert caches(100, [model] + [ModelBytes(weights=1, process=10) for _ in range(9)])[0] == 25
 

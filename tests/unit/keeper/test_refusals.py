@@ -37,7 +37,7 @@ def test_pinned_models_that_do_not_fit_together(tmp_path: Path, capsys: pytest.C
     tables = [f'[[models]]\nmodel = "{DEMO}"\nserved_model_name = "{name}"\npinned = true\n' for name in "ab"]
     file.write_text("\n".join(tables))
     assert worker_cli.main(["start", "--models", str(file), *NOWHERE, "--device-memory", "200MiB"]) == 1
-    words = "pinned models do not fit together: a (133 MiB) and b (133 MiB) need 266 MiB, device_memory is 200 MiB"
+    words = "pinned models do not fit together: a (133 MiB) and b (133 MiB) need 267 MiB, device_memory is 200 MiB"
     assert words in capsys.readouterr().err
 
 

@@ -16,6 +16,7 @@ from penstock.worker.programs import PROGRAMS, START
 
 FILE = """
 max_swap_share = 0.1
+patience = { interactive = 3, standard = 7 }
 [defaults]
 max_num_seqs = 8
 block_size = 32
@@ -27,6 +28,8 @@ model = "/m/b.gguf"
 served_model_name = "bee"
 sleep_level = 1
 max_num_seqs = 4
+min_awake = 10
+patience = { interactive = 2 }
 """
 
 
@@ -71,6 +74,11 @@ def test_models_of_a_file_have_their_own_options(tmp_path: Path) -> None:
         (False, SleepLevel.HOST_MEMORY),
     ]
     assert settings.settings.make(SharingOptions).max_swap_share == 0.1
+    options = [entry.settings.make(SharingOptions).swap_options for entry in settings.models]
+    assert [(each.max_share, each.min_awake_s, each.patience_s) for each in options] == [
+        (0.1, 0.0, {"interactive": 3.0, "standard": 7.0}),
+        (0.1, 10.0, {"interactive": 2.0, "standard": 7.0}),
+    ]
     # The command line overrides defaults, but not what the file says about one model.
     settings = shared("--models", str(file), "--max-num-seqs", "16", "--max-swap-share", "0.3")
     assert models_of(settings) == [("a", 16), ("bee", 4)]
@@ -99,6 +107,7 @@ def test_a_folder_of_models(tmp_path: Path) -> None:
         ("[[models]]\nmodel = 'a'\npinned = 1", "pinned in models[0] of {} must be true or false, got 1"),
         ("[[models]]\nmodel = 'a'\nsleep_level = 3", "sleep_level in models[0] of {} must be 0, 1, 2 or"),
         ("[[models]]\nmodel = 'a'\nmax_num_seqs = 0", "max_num_seqs in models[0] of {} must be at least 1, got 0"),
+        ("[[models]]\nmodel = 'a'\npatience = 2", "patience in models[0] of {} must be a table of seconds by band"),
         ("max_num_seqs = 3\n[[models]]\nmodel = 'a'", "max_num_seqs in {} is no option of a model"),
         ("[[models]\n", "is not a TOML file"),
     ],

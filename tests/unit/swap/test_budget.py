@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.swap.budget import Departures, departures, device_bytes, fits_alone, kv_cache_bytes, sleep_level
+from penstock.shared.swap.budget import Departures, departures, device_bytes, fits_alone, sleep_level
 from penstock.shared.swap.views import DeviceView, Memory, ModelView, SleepLevel
 
 AWAKE, ASLEEP, PROCESS, DISK = SleepLevel
@@ -62,11 +62,6 @@ def test_levels_by_what_the_host_has_left_and_by_what_waking_takes() -> None:
     assert sleep_level(DeviceView(host_memory=15), [sleeper, slow], slow) is DISK
     unmeasured = model_view("a")
     assert sleep_level(DeviceView(), [unmeasured], unmeasured) is PROCESS
-
-
-def test_the_cache_of_a_model_has_what_the_others_leave_while_they_sleep() -> None:
-    assert kv_cache_bytes(DeviceView(memory=100), 60, [1, 2]) == 37
-    assert kv_cache_bytes(DeviceView(memory=50), 60, [1, 2]) == 0
 
 
 LEVELS = st.sampled_from(SleepLevel)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.swap.forecast import Turns, ready_in_s
+from penstock.shared.swap.forecast import Turns, ready_in_s, time_left_s
 from penstock.shared.swap.rule import Debts
 from penstock.shared.swap.views import DeviceView, Memory, ModelView, SleepLevel, SwapOptions
 
@@ -55,6 +55,16 @@ def test_a_working_model_stays_for_the_patience_and_until_the_debt_is_repaid() -
     assert forecast([working, model("b", waits_s=0.25)], 2.0, turns)["b"] == pytest.approx(8.0 + 2.0)
     # The request that would arrive now has its patience before it.
     assert forecast([working, model("b")], turns=turns)["b"] == pytest.approx(1.0 + 2.0)
+
+
+def test_a_model_that_an_operator_loaded_stays_for_its_time_or_the_longest_wait() -> None:
+    for stays_s, expected_s in ((30.0, 30.0), (300.0, 59.75)):
+        loaded = model("a", is_awake=True, stays_until_s=NOW_S + stays_s)
+        assert forecast([loaded, model("b", waits_s=0.25)])["b"] == pytest.approx(expected_s + 2.0)
+
+
+def test_an_overdue_wake_is_expected_to_take_as_long_again() -> None:
+    assert [time_left_s(4.0, elapsed_s) for elapsed_s in (0.0, 3.0, 4.0, 10.0)] == [4.0, 1.0, 4.0, 10.0]
 
 
 def test_a_model_is_left_when_its_work_ends() -> None:

@@ -188,6 +188,28 @@ def test_a_working_model_stays_for_its_least_time() -> None:
     assert choose(10.0, awake(since_s=5.0), waiting, min_awake_s=8.0) == Stay(13.0)
 
 
+def test_a_model_has_its_own_patience_and_least_time() -> None:
+    waiting = model_view("b", oldest_s={"standard": 10.0}, own_options=SwapOptions(patience_s={"standard": 2.0}))
+    assert choose(10.0, awake(), waiting) == Stay(12.0)
+    assert choose(12.0, awake(), waiting) == Swap(Reason.LATE, ("a",), entering="b")
+    steady = awake(since_s=5.0, own_options=SwapOptions(min_awake_s=8.0))
+    assert choose(12.0, steady, waiting) == Stay(13.0)
+
+
+def test_a_model_that_an_operator_loaded_stays_until_another_is_beyond_its_longest_wait() -> None:
+    waiting = model_view("b", oldest_s={"standard": 0.0})
+    loaded = awake(num_running=0, stays_until_s=300.0)
+    assert choose(10.0, loaded, waiting) == Stay(60.0)
+    assert choose(60.0, loaded, waiting) == Swap(Reason.MAX_WAIT, ("a",), entering="b")
+    assert choose(300.0, loaded, waiting, max_wait_s={"standard": 900.0}) == Swap(Reason.LATE, ("a",), entering="b")
+    # It leaves after one without requests, and does not sleep before.
+    device, idle = DeviceView(memory=2), awake("c", num_running=0)
+    assert decide(60.0, device, [loaded, idle, waiting], NO_DEBTS, SwapOptions()) == Swap(
+        Reason.EMPTY, ("c",), entering="b"
+    )
+    assert choose(100.0, loaded, idle_sleep_s=10.0) == Stay(300.0)
+
+
 def test_idle_models_sleep_and_then_end() -> None:
     options: dict[str, Any] = {"idle_sleep_s": 300.0, "idle_unload_s": 1800.0}
     idle = awake(num_running=0, used_s=10.0)
