@@ -21,9 +21,21 @@ from penstock.shared.messages.supervision import EngineState
 
 from ..gate import Gate
 from ..integration.engine.adapters.peft_folders import R4, load_base, write_adapter
-from ..processes import is_alive, is_gone
+from ..processes import DEADLINE_S, is_alive, is_gone
 from .conftest import Start
-from .watching import LONG, PARAMS, PROMPT, Watched, all_under_way, engines, finish, log_of, start_streams, until_logged
+from .watching import (
+    LONG,
+    PARAMS,
+    PROMPT,
+    Watched,
+    all_under_way,
+    engines,
+    finish,
+    log_of,
+    start_streams,
+    until,
+    until_logged,
+)
 
 OPTIONS = ("--deterministic", "--standby", "--log-format", "json", "--max-deliveries", "9")
 
@@ -47,7 +59,7 @@ def kill(*pids: int) -> None:
 
 async def until_state(stack: LocalStack, num_restarts: int, *states: EngineState) -> EngineHeartbeat:
     """Wait for the only engine's heartbeat after this many restarts, in one of these states."""
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             for beat in await engines(stack.url):
                 if beat.num_restarts == num_restarts and beat.state in states and is_alive(beat.worker_pid):
@@ -99,7 +111,7 @@ async def test_generations_resume_at_the_standby(start: Start, gate: Gate, tmp_p
         assert [delta.stats.num_deliveries for delta in one.deltas if delta.stats is not None][-1] == 5
 
 
-async def test_a_standby_ends_when_the_weights_change(start: Start, gate: Gate, tmp_path: Path) -> None:
+async def test_a_standby_follows_when_the_weights_change(start: Start, gate: Gate, tmp_path: Path) -> None:
     """An engine that sleeps frees the memory, and no process serves weights that were replaced."""
     other = tmp_path / "other"
     shutil.copytree(MODEL, other)
@@ -112,7 +124,7 @@ async def test_a_standby_ends_when_the_weights_change(start: Start, gate: Gate, 
         family.append(psutil.Process(family[0].ppid()))
         # Its weights leave memory, and so do those of the standby and the keeper.
         await client.sleep(2)
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(DEADLINE_S):
             while not all(map(is_gone, family)):
                 await asyncio.sleep(0.02)
         # The engine dies asleep, and sleeps on.
@@ -120,10 +132,12 @@ async def test_a_standby_ends_when_the_weights_change(start: Start, gate: Gate, 
         kill(beat.core_pid)
         await until_state(stack, 1, EngineState.SLEEPING)
         await client.wake_up()
-        whole, watched = await start_streams(client, gate)
-        # The next start has a keeper again.
-        kill((await until_serving(stack, 1)).core_pid)
+        # Awake it has a keeper again.
         waiting = await standby(stack, 2)
+        whole, watched = await start_streams(client, gate)
+        kill((await until_serving(stack, 1)).core_pid)
+        assert (await until_serving(stack, 2)).core_pid == waiting["core_pid"]
+        waiting = await standby(stack, 3)
         await finish(watched, whole, gate)
 
         # An engine that dies while it loads other weights continues with the former ones.
@@ -139,11 +153,27 @@ async def test_a_standby_ends_when_the_weights_change(start: Start, gate: Gate, 
         assert (await until_serving(stack, 3)).core_pid == waiting["core_pid"]
         await finish(watched, whole, gate)
 
-        # The standby of an engine that has loaded them would have the former ones.
-        await standby(stack, 3)
+        # The standby of an engine that has loaded them has them, too.
+        former = psutil.Process((await standby(stack, 4))["core_pid"])
         await client.reload_weights(str(other))
         await until_logged(stack, '"event": "standby_ended"', 2)
+        waiting = await standby(stack, 5)
+        assert is_gone(former)
         whole, watched = await start_streams(client, gate)
         kill((await until_serving(stack, 3)).core_pid)
+        assert (await until_serving(stack, 4)).core_pid == waiting["core_pid"]
+        await standby(stack, 6)
         await finish(watched, whole, gate)
-        await standby(stack, 4)
+
+        # Its keeper has ended, and it hangs: it still ends with its worker process.
+        await client.sleep(2)
+        await client.wake_up()
+        waiting = await standby(stack, 7)
+        whole, watched = await start_streams(client, gate)
+        serving = await until_serving(stack, 4)
+        core = psutil.Process(serving.core_pid)
+        core.suspend()
+        kill(serving.worker_pid)
+        await until(lambda: is_gone(core), what="the core outlived its worker process")
+        assert (await until_serving(stack, 5)).core_pid == waiting["core_pid"]
+        await finish(watched, whole, gate)

@@ -263,6 +263,7 @@ class AdapterLibrary:
         """Read an adapter, in the thread."""
         started = time.monotonic()
         loaded = self._load(self._folder_of(adapter), adapter.digest, self._pool.slots)
+        self._pool.slots.share_adapter(loaded.folder, loaded.digest)
         log.info(
             "adapter_loaded",
             digest=loaded.digest,

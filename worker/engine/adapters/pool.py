@@ -76,7 +76,13 @@ class AdapterPool:
         return True
 
     def put(self, loaded: LoadedAdapter) -> AdapterEntry:
-        """Add an adapter, which must fit."""
+        """Add an adapter, which must fit, on all ranks.
+
+        Raises:
+            AdapterFileError, UnsupportedAdapterError: another rank cannot read it, so that none keeps it.
+        """
+        # The thread that read it has shared it; the same adapter under another name may have been dropped since.
+        self.slots.share_adapter(loaded.folder, loaded.digest)
         entry = self._entries[loaded.digest] = AdapterEntry(loaded, used=next(self._count))
         return entry
 
@@ -91,6 +97,7 @@ class AdapterPool:
         if entry.slot is not None:
             self._in_slots[entry.slot] = None
         del self._entries[entry.digest]
+        self.slots.drop_adapter(entry.digest)
         log.info("adapter_unloaded", digest=entry.digest)
 
     def pin(self, entry: AdapterEntry) -> None:
@@ -119,7 +126,7 @@ class AdapterPool:
         if former is not None:
             former.slot = None
         self._in_slots[slot], entry.slot = entry, slot
-        self.slots.assign(slot, entry.loaded.prepared)
+        self.slots.assign(slot, entry.loaded.prepared, entry.digest)
         return True
 
     def pop_changed_digests(self) -> list[str] | None:

@@ -77,7 +77,8 @@ def _bytes_of(cache: Tensor) -> Tensor:
     return cache.detach().flatten(1).view(torch.uint8)
 
 
-def _num_rows(block_bytes: int) -> int:
+def num_rows_of(block_bytes: int) -> int:
+    """Return how many blocks are copied at a time."""
     return max(1, min(_MAX_CHUNK_BLOCKS, _CHUNK_BYTES // block_bytes))
 
 
@@ -87,7 +88,7 @@ class HostBlocks:
     def __init__(self, caches: Callable[[], list[Tensor]]) -> None:
         self._caches = caches
         self.block_bytes = sum(_bytes_of(cache).shape[1] for cache in caches())
-        self.rows = np.empty((_num_rows(self.block_bytes), self.block_bytes), np.uint8)
+        self.rows = np.empty((num_rows_of(self.block_bytes), self.block_bytes), np.uint8)
 
     def read(self, blocks: Sequence[int], rows: Rows) -> None:
         """See ``DeviceBlocks``. numpy copies in this thread only, without the GIL; torch would use more threads."""
@@ -118,7 +119,7 @@ class GpuBlocks:
         first = caches()[0]
         self.block_bytes = sum(_bytes_of(cache).shape[1] for cache in caches())
         self._stream = torch.cuda.Stream(first.device)
-        shape = _num_rows(self.block_bytes), self.block_bytes
+        shape = num_rows_of(self.block_bytes), self.block_bytes
         self._pinned = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         self._staged = torch.empty(shape, dtype=torch.uint8, device=first.device)
         self.rows = self._pinned.numpy()

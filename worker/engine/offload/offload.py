@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -15,7 +14,7 @@ from ...config.engine_config import EngineConfig
 from ...models.loaded import LoadedModel
 from ...processes.host import free_host_bytes
 from ..scheduling.block_pool import BlockPool
-from .blocks import identity_of, make_device_blocks
+from .blocks import DeviceBlocks
 from .folder_tier import HEADER_BYTES, FolderTier
 from .tiers import MemoryTier, Tiers
 from .transfers import Loader, WriteBehind
@@ -97,22 +96,30 @@ def check_model(config: EngineConfig, model: LoadedModel) -> None:
     raise ConfigurationError(f"{config.kv_offload_option} is not for {model.architecture}: it {why}; leave it out")
 
 
-def make_offload(config: EngineConfig, folder: Path, model: LoadedModel, pool: BlockPool) -> KVOffload | None:
-    """Start the offload that ``config`` requests; None if it requests none. The caches of ``model`` must be allocated.
+def make_offload(
+    config: EngineConfig,
+    pool: BlockPool,
+    make_blocks: Callable[[], DeviceBlocks],
+    read_identity: Callable[[], bytes | None],
+) -> KVOffload | None:
+    """Start the offload that ``config`` requests; None if it requests none. The caches must be allocated.
+
+    Args:
+        make_blocks, read_identity: ``device_blocks`` and ``block_identity`` of the engine's ranks.
 
     Raises:
         ConfigurationError: too little memory is free, or the limit is below a single block.
     """
     if not config.offloads_kv:
         return None
-    writer_blocks, loader_blocks = (make_device_blocks(lambda: model.forward.caches, model.device) for _ in range(2))
+    writer_blocks, loader_blocks = make_blocks(), make_blocks()
     block_bytes = writer_blocks.block_bytes
     # The memory of a CPU's cache counts as free until it is filled, so it is subtracted.
     cache_bytes = pool.num_blocks * block_bytes if config.device == "cpu" else 0
     tiers = Tiers(_memory_tier(config, block_bytes, cache_bytes), _folder_tier(config, block_bytes))
     write_behind = WriteBehind(tiers, writer_blocks, pool)
     loader = Loader(tiers, loader_blocks)
-    offload = KVOffload(tiers, write_behind, loader, partial(identity_of, config, folder, model))
+    offload = KVOffload(tiers, write_behind, loader, read_identity)
     offload.renew_identity()
     return offload
 

@@ -1,4 +1,4 @@
-"""``python -m penstock.worker.engine.ranks``: a rank above 0 of an engine. Only the engine core starts it."""
+"""``python -m penstock.worker.engine.ranks``: a rank above 0 of an engine. Users do not start it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .messages import RankChannel, RankCommand
 def run(arguments: Sequence[str]) -> int:
     """Run until the core sends StopRank; return the exit status."""
     parser = argparse.ArgumentParser(prog="penstock.worker.engine.ranks", description=__doc__)
-    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the inherited Unix socket")
-    parser.add_argument("--rendezvous-fd", type=int, required=True, help="file through which the ranks connect")
-    parser.add_argument("--core-pid", type=int, required=True, help="process id of the engine core")
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the inherited socket")
+    parser.add_argument("--rendezvous-fd", type=int, required=True, help="file through which ranks of a host meet")
+    parser.add_argument("--parent-pid", type=int, required=True, help="process whose end ends this rank")
     parser.add_argument("--rank", type=int, required=True, help="number of this rank")
     add_log_arguments(parser)
     options = parser.parse_args(arguments)
     # A signal to the whole process group is meant for the worker process; the core stops its ranks itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    die_with(options.core_pid)
+    die_with(options.parent_pid)
     configure_logging(options.log_level, options.log_format)
     structlog.contextvars.bind_contextvars(rank=options.rank)
     # Reset the fault handlers, because a forked rank inherits the core's file, and a library may have replaced them.

@@ -25,34 +25,52 @@ from ...models.lean.staged import StagedForward
 from ...models.loaded import LoadedModel
 from ...models.loading.loader import load_model, load_weights
 from ...models.parallel.groups import RankGroups
+from ...models.parallel.meeting import FileMeeting, NetworkMeeting
 from ...models.placing.device import return_free_memory
 from ...models.weights.live_state import empty_module
 from ...models.weights.movable import ModelWeights, WeightsExchange
 from ...models.weights.part_state import part_path, write_part
 from ..control.rpc_methods import load_rpc_methods
 from ..control.traces import ProcessTraceRecorder
+from ..offload.blocks import identity_of
 from ..rpc import RpcEngine
 from ..setup.host import load_native_kernels, set_loading_threads, set_num_threads
+from .adapters import FollowingSlots, attach_slots
+from .blocks import FollowingBlocks
 from .memory import capture_again, measure_rank
 from .messages import (
     Allocate,
+    AskAdapter,
+    AssignAdapter,
+    AttachAdapters,
+    BlockBytes,
+    BlockIdentity,
     CallMethod,
     CommitStep,
+    CopyBlocks,
     Done,
+    DropAdapter,
     ExchangeWeights,
     FinishStep,
     KeepWeights,
+    LoadAdapter,
     Measure,
+    MeasureBlock,
     MethodDone,
+    NotYet,
     Profile,
     PutWeightsBack,
     RankChannel,
     RankConfigure,
     RankFailed,
     RankLoaded,
+    ReadIdentity,
+    ReleaseAdapters,
     ReleaseWeights,
+    RestoreAdapters,
     RestoreWeights,
     RunStep,
+    ShareRows,
     StartTrace,
     StopRank,
     StopTrace,
@@ -60,6 +78,8 @@ from .messages import (
     WritePart,
 )
 from .step_codec import StepReceiver
+
+_PLAIN_ANSWERS = (NotYet, MethodDone, BlockBytes, BlockIdentity)
 
 log = structlog.get_logger(__name__)
 
@@ -88,6 +108,7 @@ class Follower:
         self._recorder = ProcessTraceRecorder(config, f"-rank{rank}")
         self._methods = load_rpc_methods(config)
         self._rpc_engine = RpcEngine(config, None, model, rank)
+        blocks = FollowingBlocks(model, self._device, rank)
         # An error in these ends the rank and the engine, because the other ranks wait in a collective.
         self._computing: dict[type, Callable[[Any], Any]] = {
             RunStep: self._run,
@@ -96,6 +117,7 @@ class Follower:
             Profile: self._profile,
             Measure: lambda _: measure_rank(model, config),
             WakeUpWhole: self._wake_up_whole,
+            CopyBlocks: blocks.copy_part,
         }
         # An error in these becomes the answer.
         self._preparing: dict[type, Callable[[Any], Any]] = {
@@ -110,7 +132,11 @@ class Follower:
                 StartProfile(command.prefix, command.with_stack, command.use_gzip)
             ),
             StopTrace: lambda _: self._recorder.stop(),
+            AttachAdapters: self._attach_adapters,
             CallMethod: self._call_method,
+            MeasureBlock: blocks.measure_part,
+            ShareRows: blocks.share_rows,
+            ReadIdentity: lambda _: BlockIdentity(identity_of(config, folder, model)),
         }
 
     def do(self, command: Any) -> Any:
@@ -131,7 +157,7 @@ class Follower:
         except Exception as error:
             log.exception("rank_command_failed", command=type(command).__name__)
             return failure_from(error)
-        return result if isinstance(result, MethodDone) else Done()
+        return result if isinstance(result, _PLAIN_ANSWERS) else Done()
 
     @property
     def _staged(self) -> StagedForward:
@@ -177,6 +203,19 @@ class Follower:
     def _call_method(self, command: CallMethod) -> MethodDone:
         return MethodDone(self._methods.run(self._rpc_engine, command.method, command.args, command.kwargs))
 
+    def _attach_adapters(self, _: AttachAdapters) -> None:
+        slots = FollowingSlots(attach_slots(self._config, self._model))
+        self._computing |= {
+            AssignAdapter: slots.assign_part,
+            DropAdapter: slots.drop_part,
+            LoadAdapter: slots.begin_load,
+        }
+        self._preparing |= {
+            AskAdapter: slots.check_load,
+            ReleaseAdapters: slots.release_slots,
+            RestoreAdapters: slots.restore_slots,
+        }
+
     def _allocate(self, command: Allocate) -> None:
         forward, sizes = self._model.forward, (command.block_size, command.num_slots, self._device)
         if command.pages is None:
@@ -204,6 +243,7 @@ def follow(channel: RankChannel, rendezvous_fd: int) -> int:
         log.debug("engine_core_gone")
     except Exception as error:
         failure = failure_from(error)
+        failure.has_ended = True
         # An error without a traceback is explained by its message, which the core logs itself.
         if failure.trace:
             log.error("rank_died", error=failure.message, trace=failure.trace)
@@ -227,7 +267,14 @@ def _load(first: RankConfigure, rendezvous_fd: int) -> Follower:
     torch.manual_seed(config.seed)
     load_native_kernels(config)
     set_loading_threads(config)
-    groups = RankGroups.join(rendezvous_fd, config.layout, first.rank, config.device, first.timeout_s)
+    meeting = (
+        NetworkMeeting(first.meeting_host, first.meeting_port, first.own_host)
+        if first.meeting_port
+        else FileMeeting(rendezvous_fd)
+    )
+    groups = RankGroups.join(
+        meeting, config.layout, first.rank, config.device, first.timeout_s, first.rank % config.num_ranks_on_host
+    )
     model = load_model(config, folder, groups)
     set_num_threads(config, model)
 

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from ....shared.control.engine import CollectiveRpc
 from ....shared.messages.core import RankSetup
+from ...models.adapters.slots import AdapterSlots
 from ...models.attention.page_layout import PageLayout
 from ...models.loaded import LoadedModel
 from ...models.weights.movable import Exchange
 from ..control.sleep import Sleepable
 from ..control.traces import TraceRecorder
 from ..execution.kv_cache import KVCacheSize
+from ..offload.blocks import DeviceBlocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,6 +37,15 @@ class Ranks(Protocol):
         """
         ...
 
+    def attach_adapters(self) -> AdapterSlots:
+        """Give all ranks slots for adapters, and return those of this rank. Call it after ``load``, before memory is
+        measured.
+
+        Raises:
+            ConfigurationError: the model's mode does not support adapters.
+        """
+        ...
+
     def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
         """Return the size of the KV cache. Call it after ``load`` and before the caches are allocated.
 
@@ -44,6 +55,14 @@ class Ranks(Protocol):
         Raises:
             ConfigurationError: not a single request fits; the message names the option to change.
         """
+        ...
+
+    def device_blocks(self) -> DeviceBlocks:
+        """Return copies of the blocks of the KV caches, with the parts of all ranks. The caches must be allocated."""
+        ...
+
+    def block_identity(self) -> bytes | None:
+        """Return the identity of the blocks of all ranks; see ``offload.blocks.identity_of``."""
         ...
 
     def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:

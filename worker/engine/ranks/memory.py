@@ -1,8 +1,9 @@
-"""Measures the memory of each rank, and sizes the KV cache that fits on all of them."""
+"""Measures the memory of each rank, sizes the KV cache that fits on all of them, and captures their graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import structlog
 
@@ -71,3 +72,19 @@ def capture_again(model: LoadedModel) -> None:
     """Capture the graphs of this rank's forward again if its weights or caches have moved."""
     if isinstance(model.forward, CapturedForward):
         model.forward.capture()
+
+
+def capture_next(model: LoadedModel, compiling: Callable[[], AbstractContextManager[None]]) -> bool:
+    """Capture a missing graph of this rank's forward, if any is missing; return whether one still is.
+
+    Args:
+        compiling: marks the time that it takes.
+    """
+    forward = model.forward
+    # A forward of ranks that share experts needs the others.
+    if not isinstance(forward, CapturedForward) or model.expert_ranks is not None:
+        return False
+    if forward.num_uncaptured:
+        with compiling():
+            forward.capture_next()
+    return forward.num_uncaptured > 0

@@ -4,7 +4,7 @@ RankConfigure                    ──▶  rank
                                  ◀──  RankLoaded | RankFailed
 RunStep, FinishStep, CommitStep  ──▶         no answer: the model's collectives are the answer
 Allocate, Measure, Release, …    ──▶
-                                 ◀──  Done, RankMemory, MethodDone | RankFailed
+                                 ◀──  Done, RankMemory, MethodDone, BlockBytes, BlockIdentity | RankFailed
 StopRank                         ──▶
 
 Both ends run the same code, because the core starts the ranks, so these messages need no compatibility between
@@ -16,6 +16,9 @@ from __future__ import annotations
 import select
 import socket
 import struct
+import threading
+import time
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -32,12 +35,16 @@ class RankConfigure(msgspec.Struct, array_like=True, tag="configure"):
         folder: the model's folder.
         rank: number of the rank; 0 is the core.
         timeout_s: how long a collective waits for the other ranks.
+        meeting_host, meeting_port, own_host: as ``NetworkMeeting``; empty if all ranks are on one host.
     """
 
     config_json: bytes
     folder: str
     rank: int
     timeout_s: float
+    meeting_host: str = ""
+    meeting_port: int = 0
+    own_host: str = ""
 
 
 class SightBytes(msgspec.Struct, array_like=True):
@@ -146,6 +153,46 @@ class WakeUpWhole(msgspec.Struct, array_like=True, tag="awake"):
     """Capture graphs again, after all sleeping parts are awake."""
 
 
+class AttachAdapters(msgspec.Struct, array_like=True, tag="attach_adapters"):
+    """See ``attach_adapters``. It may run a forward with collectives, which all ranks run together."""
+
+
+class LoadAdapter(msgspec.Struct, array_like=True, tag="load_adapter"):
+    """Begin to read an adapter, while steps run; see ``load_adapter``. It has no answer."""
+
+    folder: str
+    digest: str
+
+
+class AskAdapter(msgspec.Struct, array_like=True, tag="ask_adapter"):
+    """Ask whether an adapter has been read. The answer is ``NotYet`` until then."""
+
+    digest: str
+
+
+class AssignAdapter(msgspec.Struct, array_like=True, tag="assign_adapter"):
+    """Put a loaded adapter into a slot. It has no answer."""
+
+    slot: int
+    digest: str
+
+
+class DropAdapter(msgspec.Struct, array_like=True, tag="drop_adapter"):
+    """Forget a loaded adapter. It has no answer."""
+
+    digest: str
+
+
+class ReleaseAdapters(msgspec.Struct, array_like=True, tag="release_adapters"):
+    """See ``Sleepable.release``."""
+
+    level: int
+
+
+class RestoreAdapters(msgspec.Struct, array_like=True, tag="restore_adapters"):
+    """See ``Sleepable.restore``."""
+
+
 class StartTrace(msgspec.Struct, array_like=True, tag="start_trace"):
     """Start to record a profile of torch; see ``shared.control.engine.StartProfile``."""
 
@@ -156,6 +203,39 @@ class StartTrace(msgspec.Struct, array_like=True, tag="start_trace"):
 
 class StopTrace(msgspec.Struct, array_like=True, tag="stop_trace"):
     """Stop recording and write the file of the profile."""
+
+
+class ReadIdentity(msgspec.Struct, array_like=True, tag="read_identity"):
+    """See ``offload.blocks.identity_of``. The answer is ``BlockIdentity``."""
+
+
+class MeasureBlock(msgspec.Struct, array_like=True, tag="measure_block"):
+    """The answer is ``BlockBytes``."""
+
+
+class ShareRows(msgspec.Struct, array_like=True, tag="share_rows"):
+    """Map the rows of a ``SharedBlocks``.
+
+    Args:
+        path: the memory's file, ``[num_rows, sum(part_bytes)]``.
+        part_bytes: bytes of each rank's part of a block, in the order of ranks.
+    """
+
+    path: str
+    num_rows: int
+    part_bytes: list[int]
+
+
+class CopyBlocks(msgspec.Struct, array_like=True, tag="copy_blocks"):
+    """Copy this rank's part of ``blocks`` to the first rows, or with ``into_cache`` from them.
+
+    Args:
+        number: which rows, counted in the order of ``ShareRows``.
+    """
+
+    number: int
+    blocks: list[int]
+    into_cache: bool
 
 
 class CallMethod(msgspec.Struct, array_like=True, tag="call_method"):
@@ -195,10 +275,26 @@ class Done(msgspec.Struct, array_like=True, tag="done"):
     """The command has been run."""
 
 
+class NotYet(msgspec.Struct, array_like=True, tag="not_yet"):
+    """The rank is still reading the adapter."""
+
+
 class MethodDone(msgspec.Struct, array_like=True, tag="method_done"):
     """The result of a method on this rank, as plain data."""
 
     result: Any
+
+
+class BlockBytes(msgspec.Struct, array_like=True, tag="block_bytes"):
+    """The bytes of the rank's part of a KV block."""
+
+    num_bytes: int
+
+
+class BlockIdentity(msgspec.Struct, array_like=True, tag="block_identity"):
+    """The identity of the rank's parts of KV blocks; None while its weights are unloaded."""
+
+    identity: bytes | None
 
 
 class RankFailed(msgspec.Struct, array_like=True, tag="failed"):
@@ -209,13 +305,15 @@ class RankFailed(msgspec.Struct, array_like=True, tag="failed"):
         message: a sentence, or the type and first line of the exception.
         trace: empty for errors that a sentence explains.
         at_ns: time of the failure by ``time.monotonic_ns``, a clock that all ranks of a host share. The first failure
-            is the cause, and later ones follow from it.
+            is the cause, and later ones follow from it. Between hosts it is corrected by ``clock_offset_ns``.
+        has_ended: whether the rank ends, so that this is no answer to a later command.
     """
 
     code: str
     message: str
     trace: str = ""
     at_ns: int = 0
+    has_ended: bool = False
 
 
 RankCommand = (
@@ -233,12 +331,23 @@ RankCommand = (
     | KeepWeights
     | WritePart
     | WakeUpWhole
+    | AttachAdapters
+    | LoadAdapter
+    | AskAdapter
+    | AssignAdapter
+    | DropAdapter
+    | ReleaseAdapters
+    | RestoreAdapters
     | StartTrace
     | StopTrace
+    | ReadIdentity
+    | MeasureBlock
+    | ShareRows
+    | CopyBlocks
     | CallMethod
     | StopRank
 )
-RankAnswer = RankLoaded | RankMemory | Done | MethodDone | RankFailed
+RankAnswer = RankLoaded | RankMemory | Done | NotYet | MethodDone | BlockBytes | BlockIdentity | RankFailed
 
 _LENGTH = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
@@ -264,6 +373,7 @@ class RankChannel:
             sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
         self._socket = sock
         self._decoder = msgspec.msgpack.Decoder(kind)
+        self._reading = threading.Lock()
 
     def send(self, message: Any) -> None:
         """Send one message.
@@ -278,15 +388,23 @@ class RankChannel:
         self._socket.sendall(data)
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """Return the next message; None if none arrives within ``timeout_s``.
+        """Return the next message; None if none arrives within ``timeout_s``. Several threads may wait for messages.
 
         Raises:
             EOFError: the other end has closed the socket.
         """
-        if timeout_s is not None and not select.select([self._socket], [], [], timeout_s)[0]:
-            return None
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        return self._decoder.decode(self._read(length))
+        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+        while select.select([self._socket], [], [], _time_until(give_up_at))[0]:
+            with self._reading:
+                if select.select([self._socket], [], [], 0)[0]:  # unless another thread has read it
+                    (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+                    return self._decoder.decode(self._read(length))
+        return None
+
+    def shut_down(self) -> None:
+        """Let the other end read the end of the stream, and still receive from it."""
+        with suppress(OSError):  # of a connection that has ended
+            self._socket.shutdown(socket.SHUT_WR)
 
     @property
     def is_closed(self) -> bool:
@@ -309,9 +427,13 @@ class RankChannel:
         while start < length:
             try:
                 count = self._socket.recv_into(view[start:])
-            except ConnectionResetError:
+            except OSError:  # of a connection that was reset, or whose host is unreachable
                 count = 0
             if count == 0:
                 raise EOFError("the other end has closed the ranks' socket")
             start += count
         return view
+
+
+def _time_until(give_up_at: float | None) -> float | None:
+    return None if give_up_at is None else max(0.0, give_up_at - time.monotonic())

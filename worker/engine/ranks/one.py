@@ -12,6 +12,7 @@ from ....shared.control.engine import CollectiveRpc
 from ....shared.messages.core import RankSetup
 from ...config.engine_config import EngineConfig
 from ...data_parallel.composition import check_rank, meet_ranks
+from ...models.adapters.slots import AdapterSlots
 from ...models.attention.page_layout import PageLayout
 from ...models.loaded import LoadedModel
 from ...models.loading.stored import load_stored
@@ -19,8 +20,10 @@ from ...models.weights.movable import Exchange, ModelWeights, WeightsExchange
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.kv_cache import KVCacheSize
+from ..offload.blocks import DeviceBlocks, identity_of, make_device_blocks
 from ..setup.checks import check_images
 from ..setup.host import set_num_threads
+from .adapters import attach_slots
 from .memory import capture_again, measure_rank, size_for_all
 
 if TYPE_CHECKING:
@@ -57,8 +60,17 @@ class OneRank:
 
         return load_model(self._config, self._folder, expert_ranks=meet_ranks(self._config), report=report)
 
+    def attach_adapters(self) -> AdapterSlots:
+        return attach_slots(self._config, self.model)
+
     def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
         return size_for_all(self._config, self.model, [measure_rank(self.model, self._config)], pages)
+
+    def device_blocks(self) -> DeviceBlocks:
+        return make_device_blocks(lambda: self.model.forward.caches, self.model.device)
+
+    def block_identity(self) -> bytes | None:
+        return identity_of(self._config, self._folder, self.model)
 
     def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
         return ModelWeights(self.model.weights, load_again)

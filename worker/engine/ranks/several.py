@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +20,25 @@ from ....shared.errors import EngineCallError, EngineStateError, ModelLoadError
 from ....shared.messages.core import RankSetup
 from ....shared.values.shown import shown
 from ...config.engine_config import EngineConfig
+from ...models.adapters.slots import AdapterSlots
 from ...models.attention.page_layout import PageLayout
 from ...models.loaded import LoadedModel
 from ...models.loading.loader import load_model
-from ...models.parallel.groups import COLLECTIVE_TIMEOUT_S, RankGroups, make_rendezvous
+from ...models.parallel.groups import COLLECTIVE_TIMEOUT_S, RankGroups
 from ...models.weights.movable import Exchange, ModelWeights, WeightsExchange
 from ...models.weights.part_state import joined_state, part_path, write_part
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.kv_cache import KVCacheSize, shape_of
+from ..offload.blocks import DeviceBlocks, identity_of, make_device_blocks
 from ..setup.checks import check_images
 from ..setup.host import set_num_threads
+from .adapters import attach_slots
+from .hosts import OneHost, SeveralHosts
 from .memory import capture_again, measure_rank, size_for_all
 from .messages import (
+    AttachAdapters,
+    BlockIdentity,
     CallMethod,
     ExchangeWeights,
     KeepWeights,
@@ -40,6 +48,7 @@ from .messages import (
     RankConfigure,
     RankFailed,
     RankMemory,
+    ReadIdentity,
     ReleaseWeights,
     RestoreWeights,
     StartTrace,
@@ -49,6 +58,8 @@ from .messages import (
 )
 from .process import RankProcess
 from .sharded_forward import sharded_forward
+from .shared_blocks import SharedBlocks
+from .shared_slots import SharedSlots
 from .team import FILES_TIMEOUT_S, RankLostError, RankRefusedError, RankTeam, failure_of
 
 if TYPE_CHECKING:
@@ -64,24 +75,27 @@ class SeveralRanks:
 
     Raises:
         OSError: the host cannot start another process.
+        ConfigurationError: the other hosts cannot join this one.
     """
 
     def __init__(self, config: EngineConfig, folder: Path, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         self._config = config
         self._folder = folder
         self._timeout_s = timeout_s
-        self._rendezvous = make_rendezvous()
         # No fork with a GPU, because initialized CUDA does not survive a fork, and even a query may initialize it.
         may_fork = config.device == "cpu"
+        self._hosts = SeveralHosts(config, folder) if config.nnodes > 1 else OneHost()
         processes = [
-            RankProcess(rank, self._rendezvous, may_fork=may_fork) for rank in range(1, config.layout.world_size)
+            RankProcess(rank, self._hosts.rendezvous_fd, may_fork=may_fork)
+            for rank in range(1, config.num_ranks_on_host)
         ]
-        self._team = RankTeam(processes, timeout_s)
         for process in processes:
             log.info("rank_started", rank=process.rank, rank_pid=process.pid, is_forked=process.is_forked)
+        self._team = RankTeam([*processes, *self._hosts.gather()], timeout_s)
         self._groups: RankGroups | None = None
         self._local: LoadedModel | None = None
         self._memories: list[RankMemory] = []
+        self._num_block_rows = 0
 
     @property
     def local(self) -> LoadedModel:
@@ -92,14 +106,15 @@ class SeveralRanks:
     def load(self, report: Callable[[], None]) -> LoadedModel:
         config = self._config
         try:
+            meeting = self._hosts.meeting()
             for process in self._team.processes:
-                configure = RankConfigure(config.encode(), str(self._folder), process.rank, self._timeout_s)
-                process.channel.send(configure)
-            # The descriptor stays open from here to the end of the process, see ``RankGroups.join``.
-            rendezvous, self._rendezvous = self._rendezvous, -1
-            self._groups = RankGroups.join(rendezvous, config.layout, 0, config.device, self._timeout_s)
+                configure = RankConfigure(
+                    config.encode(), str(self._folder), process.rank, self._timeout_s, *meeting.address
+                )
+                process.configure(configure)
+            self._groups = RankGroups.join(meeting, config.layout, 0, config.device, self._timeout_s, device_index=0)
             self._local = load_model(config, self._folder, self._groups, report=report)
-            answers = self._team.gather()
+            answers = self._team.gather(self._team.loading)
         except Exception as error:
             raise self._team.failed_load(error) from error
         for process, answer in zip(self._team.processes, answers, strict=True):
@@ -113,10 +128,36 @@ class SeveralRanks:
         self._local = dataclasses.replace(model, forward=local)
         return model
 
+    def attach_adapters(self) -> AdapterSlots:
+        make_slots = partial(SharedSlots, self._team)
+        slots, _ = self._team.together(
+            AttachAdapters(), lambda: attach_slots(self._config, self.local, make_slots), FILES_TIMEOUT_S
+        )
+        return slots
+
     def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
         local, others = self._team.compute(Measure(), lambda: measure_rank(self.local, self._config))
         self._memories = [local, *(answer for answer in others if isinstance(answer, RankMemory))]
         return size_for_all(self._config, self.local, self._memories, pages)
+
+    def device_blocks(self) -> DeviceBlocks:
+        self._num_block_rows += 1
+        local = self.local
+        return SharedBlocks(
+            self._team,
+            make_device_blocks(lambda: local.forward.caches, local.device),
+            local.device,
+            self._num_block_rows - 1,
+        )
+
+    def block_identity(self) -> bytes | None:
+        own, answers = self._team.together(
+            ReadIdentity(), lambda: identity_of(self._config, self._folder, self.local), FILES_TIMEOUT_S
+        )
+        parts = [own, *(answer.identity for answer in answers if isinstance(answer, BlockIdentity))]
+        # The keys of a layer depend on all layers before it, and on all heads of these, so on all ranks' weights.
+        present = [part for part in parts if part is not None]
+        return hashlib.sha256(b"".join(present)).digest() if len(present) == len(parts) else None
 
     def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
         return _Weights(ModelWeights(self.local.weights, load_again), self._team)
@@ -126,6 +167,11 @@ class SeveralRanks:
         return SharedExchange(WeightsExchange(weights, load), self._team)
 
     def live_state(self, make_module: Callable[[], PreTrainedModel], folder: Path) -> dict[str, Tensor]:
+        if self._config.nnodes > 1:
+            raise EngineStateError(
+                f"the ranks of the engine are on {self._config.nnodes} hosts, and all must write into one folder; save "
+                "the weights from an engine on one host"
+            )
         return _gathered_state(self.local, self._team, make_module, folder)
 
     def awake(self) -> None:
@@ -135,7 +181,8 @@ class SeveralRanks:
         return _Recorder(ProcessTraceRecorder(self._config, "-rank0"), self._team)
 
     def run_method(self, call: CollectiveRpc, run: Callable[[], Any], changes_model: bool) -> Any:
-        self._team.send(CallMethod(call.method, call.args, call.kwargs))
+        # A long timeout, because a method may take long; the stall watch notices one that must not.
+        question = self._team.ask_ranks(CallMethod(call.method, call.args, call.kwargs), FILES_TIMEOUT_S)
         results: dict[int, Any] = {}
         failures: dict[int, str] = {}
         try:
@@ -143,8 +190,7 @@ class SeveralRanks:
         except Exception as error:  # from the operator's code
             failures[0] = str(error) if isinstance(error, EngineCallError) else f"{type(error).__name__}: {error}"
             log.exception("rank_command_failed", command=CallMethod.__name__)
-        # A long timeout, because a method may take long; the stall watch notices one that must not.
-        for process, answer in zip(self._team.processes, self._team.gather(FILES_TIMEOUT_S), strict=True):
+        for process, answer in zip(self._team.processes, self._team.gather(question), strict=True):
             if isinstance(answer, MethodDone):
                 results[process.rank] = answer.result
             elif isinstance(answer, RankFailed):
@@ -161,6 +207,7 @@ class SeveralRanks:
             pipeline_parallel_size=config.pipeline_parallel_size,
             enable_expert_parallel=config.enable_expert_parallel,
             pids=[os.getpid(), *self._team.pids],
+            hosts=["", *(process.host for process in self._team.processes)] if config.nnodes > 1 else [],
             weight_bytes=[memory.weight_bytes for memory in self._memories],
             kv_cache_bytes=[
                 num_blocks * shape_of(pages, memory.bytes_per_token, config).block_bytes for memory in self._memories
@@ -169,9 +216,7 @@ class SeveralRanks:
 
     def close(self) -> None:
         self._team.stop()
-        if self._rendezvous >= 0:
-            os.close(self._rendezvous)
-            self._rendezvous = -1
+        self._hosts.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 

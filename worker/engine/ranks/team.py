@@ -6,6 +6,7 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -14,9 +15,8 @@ import structlog
 
 from ....shared.errors import ConfigurationError, EngineDeadError, ModelLoadError, PenstockError
 from ...core import exit_report
-from ...processes.process_tree import is_stopped
 from .messages import RankAnswer, RankCommand, RankFailed, StopRank, encode
-from .process import RankProcess
+from .process import Rank
 
 # How long to search for the lost rank after a loss is noticed, and how long the core's main thread has to notice it
 # before the watching thread ends the process, because the main thread may wait in a collective that never returns.
@@ -51,25 +51,48 @@ class RankRefusedError(RankLostError):
     """A rank failed to run a command but still works. The others may have run it."""
 
 
+class Question:
+    """A command that all ranks answer, and their answers once they are there.
+
+    Args:
+        timeout_s: a rank that does not answer for this long is taken for hung.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.answers: list[RankAnswer] | None = None
+
+
 class RankTeam:
     """The processes of the ranks above 0, in the order of ranks.
+
+    Several threads may send commands and wait for answers. Ranks answer in the order of commands, so a thread also
+    receives the answers to earlier questions, for the threads that asked them.
 
     If one of them ends, this process ends too: the core's main thread raises the result of ``loss``, or, if it hangs,
     the watching thread ends the process with the same message.
 
     Args:
         timeout_s: a rank that does not answer for this long is taken for hung.
+
+    Attributes:
+        loading: whether each rank has loaded its part, which it says without a command.
     """
 
-    def __init__(self, processes: Sequence[RankProcess], timeout_s: float) -> None:
+    def __init__(self, processes: Sequence[Rank], timeout_s: float) -> None:
         self.processes = processes
         self._timeout_s = timeout_s
         self._grace_s = LOAD_GRACE_S
         self._is_closing = threading.Event()
         self._verdict: EngineDeadError | None = None
-        self._failures: list[tuple[RankProcess, RankFailed]] = []
+        self._failures: list[tuple[Rank, RankFailed]] = []
         self._is_noticed = threading.Event()
         self._judging = threading.Lock()
+        self._sending = threading.Lock()
+        self.loading = Question(timeout_s)
+        # Those without answers, in the order in which they were sent.
+        self._questions = deque([self.loading])
+        self._receiving = threading.Lock()
         self._watching = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watching.start()
 
@@ -78,38 +101,60 @@ class RankTeam:
         return [process.pid for process in self.processes]
 
     def send(self, command: RankCommand) -> None:
-        """Send ``command`` to all ranks.
+        """Send ``command``, which has no answer, to all ranks.
 
         Raises:
             RankLostError: a rank is lost.
         """
+        self._send_to_all(command, None)
+
+    def ask_ranks(self, command: RankCommand, timeout_s: float = 0.0) -> Question:
+        """Send ``command`` to all ranks, whose answers ``gather`` returns. Raises as ``send``.
+
+        Args:
+            timeout_s: how long to wait for answers, if longer than for a collective.
+        """
+        question = Question(max(timeout_s, self._timeout_s))
+        self._send_to_all(command, question)
+        return question
+
+    def _send_to_all(self, command: RankCommand, question: Question | None) -> None:
         if self._verdict is not None:
             raise self._verdict
         data = encode(command)
-        for process in self.processes:
-            try:
-                process.channel.send_bytes(data)
-            except OSError as error:
-                raise self.loss(error) from error
+        with self._sending:
+            if question is not None:
+                self._questions.append(question)
+            for process in self.processes:
+                try:
+                    process.channel.send_bytes(data)
+                except OSError as error:
+                    raise self.loss(error) from error
 
-    def gather(self, timeout_s: float = 0.0) -> list[RankAnswer]:
-        """Return the answers of all ranks to the last command.
-
-        Args:
-            timeout_s: how long to wait, if longer than for a collective.
+    def gather(self, question: Question) -> list[RankAnswer]:
+        """Return the answers of all ranks to ``question``.
 
         Raises:
             RankLostError: a rank is lost.
         """
-        timeout_s = max(timeout_s, self._timeout_s)
+        with self._receiving:
+            while question.answers is None:
+                self._questions[0].answers = self._receive_answers(self._questions[0])
+                self._questions.popleft()
+        return question.answers
+
+    def _receive_answers(self, question: Question) -> list[RankAnswer]:
         answers: list[RankAnswer] = []
         for process in self.processes:
             try:
-                answer = process.channel.receive(timeout_s)
+                answer = process.channel.receive(question.timeout_s)
             except EOFError as error:
                 raise self.loss(error) from error
             if answer is None:
-                raise self._end_hung_rank(process, timeout_s)
+                raise self._end_hung_rank(process, question.timeout_s)
+            if isinstance(answer, RankFailed) and answer.has_ended and question is not self.loading:
+                self._note_failure(process, answer)
+                raise self.loss(failure_of(process, answer))
             answers.append(answer)
         return answers
 
@@ -119,26 +164,26 @@ class RankTeam:
         """Run a harmless command on all ranks, on this one by ``act``; return its result and the answers.
 
         Args:
-            timeout_s: as for ``gather``.
+            timeout_s: as for ``ask_ranks``.
 
         Raises:
             RankLostError: a rank is lost.
             Exception: any error of ``act``.
             RankRefusedError: another rank failed but still works; the message states its error.
         """
-        self.send(command)
+        question = self.ask_ranks(command, timeout_s)
         failure: Exception | None = None
         result: _T | None = None
         try:
             result = act()
         except Exception as error:
             failure = error
-        answers = self.gather(timeout_s)
+        answers = self.gather(question)
         if failure is not None:
             raise failure
         for process, answer in zip(self.processes, answers, strict=True):
             if isinstance(answer, RankFailed):
-                raise RankRefusedError(_words_of(process, answer))
+                raise RankRefusedError(words_of(process, answer))
         return result, answers  # type: ignore[return-value]  # None only if ``act`` returns None
 
     def compute(self, command: RankCommand, act: Callable[[], _T]) -> tuple[_T, list[RankAnswer]]:
@@ -147,15 +192,15 @@ class RankTeam:
         Raises:
             EngineDeadError: it failed on a rank. The others may wait in any collective then.
         """
-        self.send(command)
+        question = self.ask_ranks(command)
         try:
             result = act()
         except Exception as error:
             raise self.loss(error) from error
-        return result, self.gather()
+        return result, self.gather(question)
 
     def loss(self, error: BaseException) -> EngineDeadError:
-        """Kill all ranks and return why they cannot continue; ``error`` is what the core's main thread got.
+        """Kill all ranks and return why they cannot continue; ``error`` comes from a thread of the core.
 
         Even if the caller swallows the result, no rank computes any more and this process ends.
         """
@@ -166,14 +211,14 @@ class RankTeam:
         return verdict
 
     def failed_load(self, error: Exception) -> PenstockError:
-        """Return why the model could not be loaded; ``error`` is what this rank got.
+        """Return why the model could not be loaded; ``error`` comes from this rank.
 
         ``error`` may only be a consequence of another rank's refusal or death, with any message.
         """
         self._is_noticed.set()
         with self._judging:
             if self._await_end(GRACE_S):
-                for _, failure in sorted(self._failures, key=lambda pair: pair[1].at_ns):
+                for _, failure in sorted(self._failures, key=_moment_of):
                     if failure.code in _REFUSALS:
                         return _REFUSALS[failure.code](failure.message)
                 if any((process.poll() or 0) < 0 for process in self.processes):
@@ -189,10 +234,12 @@ class RankTeam:
         if self._is_closing.is_set():
             return
         self._is_closing.set()
-        for process in self.processes:
-            with suppress(OSError):
-                process.channel.send(StopRank())
         give_up_at = time.monotonic() + timeout_s
+        if self._sending.acquire(timeout=timeout_s):  # unless another thread sends to a rank that hangs
+            for process in self.processes:
+                with suppress(OSError):
+                    process.channel.send(StopRank())
+            self._sending.release()
         for process in self.processes:
             select.select([process.pidfd], [], [], max(0.0, give_up_at - time.monotonic()))
             process.kill()
@@ -200,9 +247,9 @@ class RankTeam:
         for process in self.processes:
             process.close()
 
-    def _end_hung_rank(self, process: RankProcess, timeout_s: float) -> EngineDeadError:
-        stopped = ": it was stopped by a signal" if is_stopped(process.pid) else ""
-        words = f"rank {process.rank} (process {process.pid}) did not answer for {timeout_s:g} s{stopped}"
+    def _end_hung_rank(self, process: Rank, timeout_s: float) -> EngineDeadError:
+        stopped = ": it was stopped by a signal" if process.is_stopped else ""
+        words = f"{_name_of(process)} did not answer for {timeout_s:g} s{stopped}"
         self._is_noticed.set()
         self._verdict = RankKilledError(words) if stopped else RankLostError(words)
         for other in self.processes:
@@ -244,7 +291,7 @@ class RankTeam:
                 break
         return self._has_failures() or any(process.poll() is not None for process in self.processes)
 
-    def _closed(self) -> list[RankProcess]:
+    def _closed(self) -> list[Rank]:
         """Return the ranks that have ended or are ending: their sockets are closed."""
         return [process for process in self.processes if process.poll() is not None or process.channel.is_closed]
 
@@ -259,12 +306,11 @@ class RankTeam:
         killed = [end for end in ended if (end[0].poll() or 0) < 0]
         for process, words, is_external in sorted(killed, key=lambda end: not end[2]):
             kind = RankKilledError if is_external else RankLostError
-            return kind(f"rank {process.rank} (process {process.pid}) {words}")
+            return kind(f"{_name_of(process)} {words}")
         if self._failures:
-            process, failure = min(self._failures, key=lambda pair: pair[1].at_ns)
-            return failure_of(process, failure)
+            return failure_of(*min(self._failures, key=_moment_of))
         process, words, _ = ended[0]
-        return RankLostError(f"rank {process.rank} (process {process.pid}) {words}")
+        return RankLostError(f"{_name_of(process)} {words}")
 
     def _read_failures(self) -> None:
         """Read the failures that ranks have reported."""
@@ -273,17 +319,32 @@ class RankTeam:
             with suppress(EOFError, OSError):
                 while (answer := process.channel.receive(_WORDS_TIMEOUT_S)) is not None:
                     if isinstance(answer, RankFailed) and process.rank not in reported:
-                        self._failures.append((process, answer))
-                        if answer.trace:
-                            log.error("rank_failed", rank=process.rank, error=answer.message, trace=answer.trace)
+                        self._note_failure(process, answer)
+
+    def _note_failure(self, process: Rank, failure: RankFailed) -> None:
+        self._failures.append((process, failure))
+        if failure.trace:
+            log.error("rank_failed", rank=process.rank, error=failure.message, trace=failure.trace)
 
 
-def failure_of(process: RankProcess, failure: RankFailed) -> RankLostError:
+def failure_of(process: Rank, failure: RankFailed) -> RankLostError:
     """Return the error for the failure that a rank has reported."""
-    return RankLostError(_words_of(process, failure))
+    return RankLostError(words_of(process, failure))
 
 
-def _words_of(process: RankProcess, failure: RankFailed) -> str:
+def _moment_of(reported: tuple[Rank, RankFailed]) -> int:
+    """Return the time of a failure by the clock of this host."""
+    process, failure = reported
+    return failure.at_ns + process.clock_offset_ns
+
+
+def _name_of(process: Rank) -> str:
+    on_host = f" of host {process.host}" if process.host else ""
+    return f"rank {process.rank} (process {process.pid}{on_host})"
+
+
+def words_of(process: Rank, failure: RankFailed) -> str:
+    """Return the failure that a rank has reported as a sentence."""
     return f"rank {process.rank} failed: {failure.message}"
 
 

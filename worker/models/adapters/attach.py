@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,31 +15,51 @@ from ..forward import Forward, TokenAdapters
 from ..lean.captured import CapturedForward
 from ..lean.forward import LeanForward
 from ..lean.native import NativeForward
+from ..lean.staged import StagedForward, computing_layers
 from ..modes.packed import PackedForward
+from ..parallel.shares import ModelShares
+from ..pooling.compiled_encoder import CompiledEncoder
+from ..pooling.encoder import EncoderForward
 from .slots import AdapterSlots, PackedLayout, PlainLayout, SlotLayout, StackedLayout
-from .targets import AdapterTarget, placed_targets_of, targets_of, targets_of_all_tokens
+from .targets import (
+    AdapterTarget,
+    placed_targets_of,
+    placed_targets_of_encoder,
+    targets_of,
+    targets_of_all_tokens,
+)
 
 
 @torch.inference_mode()
 def attach_adapters(
-    forward: Forward, architecture: str, num_slots: int, max_rank: int, *, is_deterministic: bool
+    forward: Forward,
+    architecture: str,
+    num_slots: int,
+    max_rank: int,
+    *,
+    is_deterministic: bool,
+    shares: ModelShares | None = None,
+    make_slots: Callable[..., AdapterSlots] = AdapterSlots,
 ) -> AdapterSlots:
     """Give the model of ``forward`` slots for adapters; ``token_lora`` of a step then selects the adapter of each
     token.
 
-    Caches must be allocated again afterwards.
+    Caches must be allocated again afterwards. Several ranks call this together.
+
+    Args:
+        shares: the rank's parts of the model's layers; None for whole layers.
+        make_slots: called with the arguments of ``AdapterSlots``.
 
     Raises:
         ConfigurationError: the model's mode does not support adapters, or not with equal bits.
     """
     like = next(forward.network.parameters()).detach().new_empty(0)
-    if isinstance(forward, NativeForward):
-        placed = placed_targets_of(forward.network)
-        targets = list(placed.values())
-        num_places = PRODUCTS_PER_LAYER * len(forward.network.layers)
-        layout = PackedLayout(list(placed), num_slots, num_places)
-        forward.use_adapters(layout.of_layers)
-        return AdapterSlots(layout, targets, num_slots, max_rank, like)
+    compiled = computing_layers(forward)
+    if isinstance(compiled, NativeForward | CompiledEncoder):
+        placed, num_layers = _placed_targets_of(compiled)
+        layout = PackedLayout(list(placed), num_slots, PRODUCTS_PER_LAYER * num_layers)
+        compiled.use_adapters(layout.of_layers)
+        return make_slots(layout, list(placed.values()), num_slots, max_rank, like, shares)
     tokens = _tokens_of(forward)
     if tokens is None:
         raise ConfigurationError(
@@ -57,7 +78,14 @@ def attach_adapters(
     tokens.is_used = True
     for place, target in enumerate(targets):
         target.linear.register_forward_hook(_AdapterHook(layout, place, tokens))
-    return AdapterSlots(layout, targets, num_slots, max_rank, like)
+    return make_slots(layout, targets, num_slots, max_rank, like, shares)
+
+
+def _placed_targets_of(forward: NativeForward | CompiledEncoder) -> tuple[dict[int, AdapterTarget], int]:
+    """Return the targets of a forward in one call by their place, and its number of layers."""
+    if isinstance(forward, CompiledEncoder):
+        return placed_targets_of_encoder(forward.network, forward.plan), len(forward.plan.layers)
+    return placed_targets_of(forward.network), len(forward.network.layers)
 
 
 class _AdapterHook:
@@ -78,8 +106,10 @@ class _AdapterHook:
 
 
 def _tokens_of(forward: Forward) -> TokenAdapters | None:
-    if isinstance(forward, LeanForward | CapturedForward):
+    if isinstance(forward, LeanForward | CapturedForward | StagedForward):
         return forward.network.token_adapters
+    if isinstance(forward, EncoderForward):
+        return forward.token_adapters
     # Subclasses are packed, too, but compute some tokens separately.
     return forward.token_adapters if type(forward) is PackedForward else None
 

@@ -22,6 +22,7 @@ _NUM_ROWS = 3
 class LoadedAdapter:
     """An adapter that can be assigned to a slot."""
 
+    folder: Path
     digest: str
     rank: int
     prepared: Prepared
@@ -52,9 +53,10 @@ def load_adapter(folder: Path, digest: str, slots: AdapterSlots) -> LoadedAdapte
         raise AdapterFileError(
             f"the adapter in {shown(str(folder))} changed while it was read; wait until it is written, and try again"
         )
-    prepared = slots.prepare(matrices)
-    _check_results(slots, prepared, matrices)
-    return LoadedAdapter(actual_digest, max(len(pair.a) for pair in matrices.values()), prepared)
+    own_matrices = slots.part_of(matrices)
+    prepared = slots.prepare(own_matrices)
+    _check_results(slots, prepared, own_matrices)
+    return LoadedAdapter(folder, actual_digest, max(len(pair.a) for pair in matrices.values()), prepared)
 
 
 def _files_of(folder: Path) -> list[tuple[int, int, int] | None]:

@@ -7,7 +7,7 @@ layers of the vision encoder have none.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,12 +37,17 @@ _ALONE = "model."
 _VISION_PARTS = ("vision", "visual", "projector", "connector", "merger", "resampler")
 
 
-def name_in_engine(layer: str, layers: Container[str]) -> str:
-    """Return the name among ``layers`` of the adapter's ``layer``; ``layer`` itself if there is none."""
+def name_in_engine(layer: str, layers: Collection[str]) -> str:
+    """Return the name among ``layers`` of the adapter's ``layer``; ``layer`` itself if there is none.
+
+    An adapter may have been trained on the base model alone, and be used with a head, or the other way round.
+    """
     if layer in layers:
         return layer
-    alone = (_ALONE + layer.removeprefix(part) for part in _TEXT_PARTS if layer.startswith(part))
-    return next((name for name in alone if name in layers), layer)
+    names = [_ALONE + layer.removeprefix(part) for part in _TEXT_PARTS if layer.startswith(part)]
+    base = next(iter(layers), "").partition(".")[0]
+    names += [f"{base}.{layer}", layer.partition(".")[2]]
+    return next((name for name in names if name in layers), layer)
 
 
 def reject_vision_layer(layer: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from ....kernels.decoder import LayerAdapters
 from ....kernels.lora import lora_expand, lora_shrink
 from ....kernels.lora.packed import LoraPart, PackedLora, ProductStruct, add_packed_lora, pack_lora
+from ..parallel.shares import ModelShares
 from ..placing.device import return_free_memory
 from .peft_folder import LayerMatrices
 from .targets import AdapterTarget, layers_of
@@ -59,13 +61,20 @@ class AdapterSlots:
 
     Attributes:
         are_released: whether they sleep.
-        layers: numbers of inputs and outputs of the layers that can be adapted, by name.
+        layers: numbers of inputs and outputs of the layers that can be adapted, by name, whole also if ranks share
+            them.
         max_rank: largest rank of an adapter.
         dtype, device: of the computation.
     """
 
     def __init__(
-        self, layout: SlotLayout, targets: list[AdapterTarget], num_slots: int, max_rank: int, like: Tensor
+        self,
+        layout: SlotLayout,
+        targets: list[AdapterTarget],
+        num_slots: int,
+        max_rank: int,
+        like: Tensor,
+        shares: ModelShares | None = None,
     ) -> None:
         self._layout = layout
         self._targets = targets
@@ -76,8 +85,25 @@ class AdapterSlots:
         self.are_released = False
         self.num_slots = num_slots
         self.max_rank = max_rank
-        self.layers = layers_of(targets)
+        self._shares = shares
+        own_layers = layers_of(targets)
+        self.layers = own_layers if shares is None else shares.sizes_with(own_layers)
         self.dtype, self.device = like.dtype, like.device
+
+    def part_of(self, matrices: Mapping[str, LayerMatrices]) -> Mapping[str, LayerMatrices]:
+        """Return this rank's part of ``matrices`` of ``layers``, by its own names of them.
+
+        Where a rank has a part of the outputs, it needs those rows of ``b``. Where it has a part of the inputs, it
+        needs those columns of ``a``, and the sum over the ranks adds up the products.
+        """
+        if self._shares is None:
+            return matrices
+        parts = {}
+        for own, share in self._shares.own.items():
+            if (pair := matrices.get(share.name)) is not None:
+                a, b = pair.a[:, share.inputs].contiguous(), pair.b[share.outputs].contiguous()
+                parts[own] = LayerMatrices(a, b)
+        return parts
 
     def prepare(self, matrices: Mapping[str, LayerMatrices]) -> Prepared:
         """Lay out an adapter; may run during a step."""
@@ -90,8 +116,14 @@ class AdapterSlots:
         place, part = self._place_of[layer]
         return self._layout.try_out(self._targets[place], prepared[place], inputs)[:, part.start : part.end]
 
-    def assign(self, slot: int, prepared: Prepared) -> None:
-        """Let the slot hold ``prepared`` from the next ``flush`` on."""
+    def share_adapter(self, folder: Path, digest: str) -> None:
+        """Let other ranks read the adapter in ``folder``, too, unless they have; here there are none."""
+
+    def drop_adapter(self, digest: str) -> None:
+        """Let other ranks forget an adapter."""
+
+    def assign(self, slot: int, prepared: Prepared, digest: str = "") -> None:
+        """Let the slot hold ``prepared``, the adapter ``digest``, from the next ``flush`` on."""
         self._pending[slot] = prepared
 
     def flush(self) -> None:
@@ -126,7 +158,7 @@ class AdapterSlots:
 
 def zeros_like_outputs(target: AdapterTarget, inputs: Tensor) -> Tensor:
     """Return zeros ``[T, N]`` in the shape of the target's outputs."""
-    return torch.zeros(len(inputs), target.linear.out_features, dtype=inputs.dtype, device=inputs.device)
+    return torch.zeros(len(inputs), target.parts[-1].end, dtype=inputs.dtype, device=inputs.device)
 
 
 class PackedLayout:

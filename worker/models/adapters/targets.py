@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -13,8 +14,13 @@ from ..lean.layers.decoder import LeanDecoder
 from ..lean.layers.feed_forward import GatedMlp, OwnMlp, RoutedMlp, SharedExpertMlp
 from ..lean.layers.layer import AnyLayer, LeanLayer
 from ..lean.layers.mixing import MixingLayer
+from ..parallel.groups import local_module, named_local_modules
 from ..placing.packed_linear import PackedLinear
 from ..placing.quantized_linear import QuantizedLinear
+from ..pooling.encoder_plan import EncoderPlan, names_of_linears
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _PROBE_TOKENS = 3
 
@@ -32,7 +38,11 @@ class Part:
 
 @dataclass(frozen=True)
 class AdapterTarget:
-    """A linear layer as it is computed, and the layers of transformers that are fused in it."""
+    """A linear layer as it is computed, and the layers of transformers that are fused in it.
+
+    Args:
+        linear: the layer; the first one if several are computed side by side.
+    """
 
     linear: Linear
     parts: tuple[Part, ...]
@@ -45,7 +55,7 @@ def targets_of(network: nn.Module) -> list[AdapterTarget]:
             target for layer in network.layers if isinstance(layer, AnyLayer) for target in _targets_of_layer(layer)
         ]
     get_head = getattr(network, "get_output_embeddings", None)
-    return list(_unfused_targets(network, "", without=get_head() if get_head is not None else None))
+    return list(_unfused_targets(network, "", without=local_module(get_head()) if get_head is not None else None))
 
 
 def placed_targets_of(network: LeanDecoder) -> dict[int, AdapterTarget]:
@@ -63,6 +73,18 @@ def placed_targets_of(network: LeanDecoder) -> dict[int, AdapterTarget]:
         dense = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else []
         placed |= {first + QKV + place: targets[id(linear)] for place, linear in enumerate(attention)}
         placed |= {first + GATE_UP + place: targets[id(linear)] for place, linear in enumerate(dense)}
+    return placed
+
+
+def placed_targets_of_encoder(network: PreTrainedModel, plan: EncoderPlan) -> dict[int, AdapterTarget]:
+    """Return the targets of a compiled encoder, as ``placed_targets_of``."""
+    base: Any = network.base_model
+    prefix = "" if base is network else f"{network.base_model_prefix}."
+    placed: dict[int, AdapterTarget] = {}
+    for place, names in enumerate(names_of_linears(plan)):
+        linears = [base.get_submodule(name) for name in names]
+        sizes = [linear.out_features for linear in linears]
+        placed[place] = _fused(linears[0], [f"{prefix}{name}" for name in names], sizes)
     return placed
 
 
@@ -94,10 +116,11 @@ def targets_of_all_tokens(forward: Forward, targets: list[AdapterTarget]) -> lis
 
 
 def _targets_of_layer(layer: AnyLayer) -> Iterator[AdapterTarget]:
-    plan, mlp = layer.plan.mlp, layer.mlp
+    plan, mlp = layer.plan.mlp, local_module(layer.mlp)
     if layer.plan.attention is not None:
+        output = local_module(layer.o_proj)
         yield _fused(layer.in_proj, *_inputs_of(layer))
-        yield _fused(layer.o_proj, [layer.plan.attention.output], [layer.o_proj.out_features])
+        yield _fused(output, [layer.plan.attention.output], [output.out_features])
     if plan is None:
         return
     if isinstance(mlp, GatedMlp):
@@ -129,7 +152,8 @@ def _inputs_of(layer: AnyLayer) -> tuple[Sequence[str], list[int]]:
 def _targets_of_mlp(mlp: GatedMlp, inner: Sequence[str], down: str) -> Iterator[AdapterTarget]:
     size = mlp.gate_up_proj.out_features // len(inner)
     yield _fused(mlp.gate_up_proj, inner, [size] * len(inner))
-    yield _fused(mlp.down_proj, [down], [mlp.down_proj.out_features])
+    output = local_module(mlp.down_proj)
+    yield _fused(output, [down], [output.out_features])
 
 
 def _fused(linear: Linear, layers: Sequence[str], sizes: list[int]) -> AdapterTarget:
@@ -139,6 +163,6 @@ def _fused(linear: Linear, layers: Sequence[str], sizes: list[int]) -> AdapterTa
 
 
 def _unfused_targets(module: nn.Module, name: str, without: nn.Module | None = None) -> Iterator[AdapterTarget]:
-    for path, child in module.named_modules(prefix=name):
+    for path, child in named_local_modules(module, name):
         if isinstance(child, nn.Linear | PackedLinear | QuantizedLinear) and child is not without:
             yield _fused(child, [path], [child.out_features])

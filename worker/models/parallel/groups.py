@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 
 from ....shared.errors import ConfigurationError
 from .communicator import Communicator, make_communicator
 from .layout import ParallelLayout
+from .meeting import Meeting
 
 _LOADING_TIMEOUT_S = 3600
 # A rank that waits longer in a collective ends. During steps the worker process's stall watch acts earlier. This limit
 # is for loading, in which one rank may read its files much later than another.
 COLLECTIVE_TIMEOUT_S = 600.0
-
-
-def make_rendezvous() -> int:
-    """Return the descriptor of a new file, which all ranks pass to ``RankGroups.join``."""
-    return os.memfd_create("penstock-ranks")
 
 
 class RankGroups:
@@ -67,28 +62,30 @@ class RankGroups:
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
 
     @classmethod
-    def join(cls, descriptor: int, layout: ParallelLayout, rank: int, device: str, timeout_s: float) -> RankGroups:
+    def join(
+        cls,
+        meeting: Meeting,
+        layout: ParallelLayout,
+        rank: int,
+        device: str,
+        timeout_s: float,
+        device_index: int,
+    ) -> RankGroups:
         """Wait for the other ranks and return the process groups.
 
-        Do not close ``descriptor`` afterwards. When torch's store is destroyed, it opens the file by this number again
-        and writes into it, which would be another file if the number had been reused.
-
         Args:
-            descriptor: result of ``make_rendezvous`` in rank 0.
-            device: "cpu", which uses gloo, or "cuda", which uses NCCL and the ``n``-th visible GPU for rank ``n``.
+            device: "cpu", which uses gloo, or "cuda", which uses NCCL.
+            device_index: number of the visible GPU of this rank.
 
         Raises:
             RuntimeError: the ranks do not connect within ``timeout_s``, or one has exited.
         """
         timeout = timedelta(seconds=timeout_s)
-        # All ranks are on this host, so they use the loopback interface.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         backend = "gloo"
         if device == "cuda":
             backend = "nccl"
-            torch.cuda.set_device(rank)
-        store = FileStore(f"/proc/self/fd/{descriptor}", layout.world_size)
-        store.set_timeout(timeout)
+            torch.cuda.set_device(device_index)
+        store = meeting.open_store(layout.world_size, timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world_size, timeout=timeout)
         return cls(layout, rank, timeout_s=timeout_s)
 
@@ -196,3 +193,19 @@ class ConcatOverRanks(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.groups.gather(self.inner(inputs))
+
+
+def local_module(module: Any) -> Any:
+    """Return the module with the weights: ``module``, or the one inside a wrapper that combines results of ranks."""
+    return module.inner if isinstance(module, SumOverRanks | ConcatOverRanks) else module
+
+
+def named_local_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules in ``module`` as ``named_modules`` does, by their names in a model without wrappers."""
+    wrappers: list[str] = []
+    for path, child in module.named_modules(prefix=prefix):
+        wrapper = next((each for each in wrappers if path.startswith(f"{each}.inner")), None)
+        if isinstance(child, SumOverRanks | ConcatOverRanks):
+            wrappers.append(path)
+        else:
+            yield (path if wrapper is None else wrapper + path.removeprefix(f"{wrapper}.inner")), child

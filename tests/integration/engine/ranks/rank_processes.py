@@ -23,13 +23,12 @@ from penstock.shared.messages.core import (
 from penstock.worker.config.data_parallel import RankPlace
 from penstock.worker.config.engine_config import EngineConfig
 
+from ....processes import DEADLINE_S
 from ..harness import CoreProcess
-
-DEADLINE_S = 120.0
 
 
 class RankProcess:
-    """One core; a thread of its own reads what it says."""
+    """A core whose output a thread of its own reads."""
 
     def __init__(self, on_wave: Callable[[RankProcess, WaveState], None]) -> None:
         self.core = CoreProcess()
@@ -47,7 +46,7 @@ class RankProcess:
 
     @property
     def status(self) -> int | None:
-        """Of its exit; None while it runs."""
+        """Return its exit status; None while it runs."""
         return self.core.process.returncode
 
     def start(self, config: EngineConfig) -> None:

@@ -41,7 +41,7 @@ def start(model_folder: Callable[[str], Path]) -> Iterator[Callable[..., RankGro
 
 @pytest.fixture
 def alone(make_core: Callable[..., EngineCore], prompts: list[list[int]]) -> Callable[[str, int], list[list[int]]]:
-    """What an engine that has all experts makes of the prompts."""
+    """Return what an engine that has all experts makes of the prompts."""
 
     def make(name: str, max_tokens: int) -> list[list[int]]:
         core = make_core(

@@ -34,15 +34,17 @@ from penstock.shared.control.engine import (
     StopProfile,
     WakeUp,
 )
-from penstock.shared.control.model import ReloadWeights, SaveShardedState
+from penstock.shared.control.model import AddLora, ListLoras, ReloadWeights, RemoveLora, SaveShardedState
 from penstock.shared.messages.core import RankSetup, Ready, Shutdown, StartupFailed
 from penstock.shared.params.images import ImageInput
+from penstock.shared.params.lora import LoRARequest
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.processes.process_tree import is_zombie
 
 from ....conftest import DEMO_MODEL
-from ....processes import listening_at
+from ....processes import DEADLINE_S, listening_at
 from ....warm_python import WARM_PYTHON_VARIABLE
+from ..adapters.peft_folders import lora_request
 from ..harness import CoreProcess, request
 
 SPOILING = """
@@ -86,6 +88,7 @@ def requests(engine):
 """
 PROMPTS = [[5, 6, 7], [9] * 40]
 WEIGHTS = "model.safetensors"
+ADAPTERS = DEMO_MODEL.parent / "adapters"
 ROOT = Path(__file__).parents[4]
 
 
@@ -101,11 +104,17 @@ def started(core: CoreProcess, model: Path, **options: Any) -> RankSetup:
     return ready.ranks
 
 
-def tokens(core: CoreProcess) -> list[list[int]]:
-    for index, prompt in enumerate(PROMPTS):
-        core.send(request(str(index), prompt))
-    outputs = core.collect(len(PROMPTS))
-    return [[token for row in outputs[str(index)] for token in row.new_token_ids] for index in range(len(PROMPTS))]
+def tokens(core: CoreProcess, *adapters: LoRARequest) -> list[list[int]]:
+    """Return the tokens of each prompt alone and with each adapter, computed together."""
+    requests = [
+        msgspec.structs.replace(request(f"{index} {number}", prompt), lora_request=adapter)
+        for number, adapter in enumerate((None, *adapters))
+        for index, prompt in enumerate(PROMPTS)
+    ]
+    for each in requests:
+        core.send(each)
+    outputs = core.collect(len(requests))
+    return [[token for row in outputs[each.request_id] for token in row.new_token_ids] for each in requests]
 
 
 def ask(core: CoreProcess, call: Utility) -> Any:
@@ -153,9 +162,9 @@ def test_a_life_of_two_ranks(
     for path in demo_model.iterdir():
         if path.is_file():
             (model / path.name).symlink_to(path)
-    assert isinstance(start(other_core, model), Ready)
+    assert isinstance(start(other_core, model, enable_lora=True, max_loras=2), Ready)
     expected = tokens(other_core)
-    ranks = started(core, model, profile_dir=str(tmp_path / "profiles"))
+    ranks = started(core, model, profile_dir=str(tmp_path / "profiles"), enable_lora=True, max_loras=2)
     assert (ranks.tensor_parallel_size, len(ranks.pids)) == (2, 2)
     assert len(set(ranks.weight_bytes)) == len(set(ranks.kv_cache_bytes)) == 1
     assert tokens(core) == expected
@@ -165,11 +174,12 @@ def test_a_life_of_two_ranks(
     assert isinstance(ask(core, StopProfile()), ProfileSaved)
     assert [path.name.count("-rank0-") for path in sorted((tmp_path / "profiles").iterdir())] == [1, 0]
 
+    adapters, adapted = check_adapters(core, other_core, ranks)
     for level in (1, 2):
-        assert ask(core, Sleep(level=level)) == SleepState(level, ["weights", "kv_cache"])
-        assert ask(core, WakeUp(["kv_cache"])) == SleepState(level, ["weights"])
+        assert ask(core, Sleep(level=level)) == SleepState(level, ["weights", "kv_cache", "adapters"])
+        assert ask(core, WakeUp(["kv_cache"])) == SleepState(level, ["weights", "adapters"])
         assert ask(core, WakeUp()) == SleepState()
-        assert tokens(core) == expected
+        assert tokens(core, *adapters) == adapted
 
     check_other_weights(core, other_core, model, tmp_path / "others", expected)
     check_saving(core, other_core, ranks, model, tmp_path / "saved", expected)
@@ -178,6 +188,28 @@ def test_a_life_of_two_ranks(
     core.send(Shutdown())
     assert core.process.wait() == 0
     await_end(rank)
+
+
+def check_adapters(
+    core: CoreProcess, other_core: CoreProcess, ranks: RankSetup
+) -> tuple[list[LoRARequest], list[list[int]]]:
+    """Check that adapters are on all ranks or on none; return them, and the tokens with them."""
+    adapters = [lora_request(folder, number) for number, folder in enumerate(sorted(ADAPTERS.iterdir()), 1)]
+    # Without another descriptor the rank opens no file.
+    before = resource.prlimit(ranks.pids[1], resource.RLIMIT_NOFILE)
+    resource.prlimit(ranks.pids[1], resource.RLIMIT_NOFILE, (3, before[1]))
+    failed = core.call(AddLora(adapters[0]))
+    assert failed.error is not None
+    assert failed.error.code == "adapter_file"
+    assert "rank 1 failed" in failed.error.message
+    assert ask(core, ListLoras()).lora_ids == []
+    resource.prlimit(ranks.pids[1], resource.RLIMIT_NOFILE, before)
+    adapted = tokens(other_core, *adapters)
+    assert len({tuple(each) for each in adapted}) == len(adapted), "the adapters make no difference"
+    assert tokens(core, *adapters) == adapted, "there are fewer slots than adapters"
+    assert ask(core, RemoveLora(1)).success
+    assert ask(core, ListLoras()).lora_ids == [2, 3]
+    return adapters, adapted
 
 
 def check_other_weights(
@@ -206,7 +238,7 @@ def check_saving(
     folder: Path,
     expected: list[list[int]],
 ) -> None:
-    """What a rank has no room to write, none leaves behind; what is saved is whole, for any number of ranks."""
+    """Check that if a rank has no room to write, none leaves a part, and that saved files are whole for any ranks."""
     before = resource.prlimit(ranks.pids[1], resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
     failed = core.call(SaveShardedState(str(folder)))
     assert failed.error is not None
@@ -227,7 +259,7 @@ def check_saving(
 
 
 def check_a_wake_up_that_fails(core: CoreProcess, model: Path, elsewhere: Path, expected: list[list[int]]) -> None:
-    """What cannot be had on any rank leaves all asleep, to be tried again."""
+    """Check that what cannot be had on any rank leaves all asleep, to be tried again."""
     ask(core, Sleep(level=2))
     hidden = (model / WEIGHTS).rename(elsewhere)
     failed = core.call(WakeUp())
@@ -381,6 +413,6 @@ def test_nothing_is_written_into_files_that_were_opened_after_the_end() -> None:
     """torch's file of the ranks' meeting was opened by its number once more when it was destroyed."""
     python = os.environ.get(WARM_PYTHON_VARIABLE, sys.executable)
     command = [python, "-m", "tests.integration.engine.ranks.closed_engine", str(DEMO_MODEL)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "0"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 
+import msgspec
 import pytest
 
 from penstock.shared.control.engine import CheckInvariants, Invariants, Sleep, SleepState, WakeUp
@@ -13,17 +14,19 @@ from penstock.shared.messages.core import AbortRequests, EngineCoreOutput, Engin
 from penstock.worker.engine.composition import build_engine
 
 from ....conftest import DEMO_MODEL
+from ..adapters.peft_folders import lora_request
 from ..harness import CoreProcess, request
 from ..mixed_load import KINDS, NUM_TOO_MANY, assert_equal, config, requests, run
 
 # Of those that are too many for the cache, as many as are: four of six blocks each, of sixteen.
 NUM_LONG = 4
 # The KV cache of a rank is a quarter of that of one that has all.
-STAGES = config(tensor_parallel_size=2, pipeline_parallel_size=2, kv_cache_memory=16 * 16 * 512)
+STAGES = config(tensor_parallel_size=2, pipeline_parallel_size=2, kv_cache_memory=16 * 16 * 512, enable_lora=True)
+ADAPTERS = DEMO_MODEL.parent / "adapters"
 
 
 def served(core: CoreProcess, names: list[str]) -> tuple[dict[str, EngineCoreOutput], int]:
-    """What each request is given, and how many were preempted."""
+    """Return what each request is given, and how many were preempted."""
     wholes = {name: EngineCoreOutput(name) for name in names}
     num_preemptions = 0
     while any(whole.finish_reason is None for whole in wholes.values()):
@@ -50,7 +53,12 @@ def receive_for_ever(core: CoreProcess) -> None:
 def test_a_life_of_two_stages(core_process: CoreProcess) -> None:
     core, load = core_process, requests()
     load = [*load[:NUM_LONG], *load[NUM_TOO_MANY:][-4 * len(KINDS) :][: len(KINDS)]]
-    expected = run(build_engine(config(), DEMO_MODEL).core, list(load))
+    adapters = [lora_request(folder, number) for number, folder in enumerate(sorted(ADAPTERS.iterdir()), 1)]
+    load += [
+        msgspec.structs.replace(new, request_id=f"{adapter.lora_name} {new.request_id}", lora_request=adapter)
+        for adapter, new in zip(adapters, load, strict=False)
+    ]
+    expected = run(build_engine(config(enable_lora=True), DEMO_MODEL).core, list(load))
     ready = core.start(STAGES.encode())
     assert isinstance(ready, Ready), ready
     for new in load:

@@ -10,13 +10,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 
 from penstock.worker.engine.ranks import team as team_module
-from penstock.worker.engine.ranks.messages import RankAnswer, RankChannel, RankFailed
+from penstock.worker.engine.ranks.messages import (
+    CallMethod,
+    MeasureBlock,
+    MethodDone,
+    RankAnswer,
+    RankChannel,
+    RankFailed,
+    RankLoaded,
+)
 from penstock.worker.engine.ranks.process import RankProcess
 from penstock.worker.engine.ranks.team import RankKilledError, RankLostError, RankTeam
 
@@ -113,3 +121,50 @@ def test_a_refused_rank_does_not_wait_for_others(ranks: list[PlayedRank], monkey
     assert str(team.failed_load(CLOSED)) == "no"
     team.stop()
     assert not team._watching.is_alive()
+
+
+def test_answers_reach_the_threads_that_asked(ranks: list[PlayedRank]) -> None:
+    """The thread that asked last receives first, and also the answers that the other thread waits for."""
+    team = RankTeam(ranks, timeout_s=60)
+    for number, rank in enumerate(ranks):
+        for answer in (RankLoaded(), MethodDone(["first", number]), MethodDone(["second", number])):
+            rank.its_end.send(answer)
+    first, second = (team.ask_ranks(CallMethod(name, [], {})) for name in ("first", "second"))
+    for name, question in (("second", second), ("first", first)):
+        results = [answer.result for answer in team.gather(question) if isinstance(answer, MethodDone)]
+        assert results == [[name, 0], [name, 1]]
+    assert [type(answer) for answer in team.gather(team.loading)] == [RankLoaded, RankLoaded]
+
+
+def test_the_words_of_a_rank_that_ends_are_no_answer(ranks: list[PlayedRank]) -> None:
+    """A step has failed while another thread waits for blocks."""
+    team = RankTeam(ranks, timeout_s=60)
+    ranks[0].its_end.send(RankLoaded())
+    question = team.ask_ranks(MeasureBlock())
+    ranks[0].its_end.send(RankFailed("", "KernelInputError: no", at_ns=1, has_ended=True))
+    ranks[1].its_end.send(RankLoaded())
+    with pytest.raises(RankLostError, match="rank 1 failed: KernelInputError: no"):
+        team.gather(question)
+
+
+def test_several_threads_receive_whole_messages() -> None:
+    ours, theirs = socket.socketpair()
+    channel, its_end = RankChannel(ours, Any), RankChannel(theirs, Any)
+    received: list[Any] = []
+
+    def receive() -> None:
+        with suppress(EOFError):
+            while True:
+                received.append(channel.receive(60))
+
+    threads = [threading.Thread(target=receive) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    sent = [[number] * 1000 for number in range(200)]
+    for message in sent:
+        its_end.send(message)
+    its_end.close()
+    for thread in threads:
+        thread.join()
+    channel.close()
+    assert sorted(received) == sent
