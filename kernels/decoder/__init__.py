@@ -148,6 +148,7 @@ class Decoder:
             mlp_size=max((layer.down.num_inputs for layer in weights.layers if layer.down), default=0),
             block_size=1,
             norms_stream=weights.norms_stream,
+            embeds_by_head=weights.embeds_by_head,
             token_scale=weights.token_scale,
             stream_scale=weights.stream_scale,
             logit_scale=weights.logit_scale,
@@ -182,19 +183,26 @@ class Decoder:
         """Store keys and values of each layer in these tensors of ``cache_shape`` from now on.
 
         Args:
-            keys, values: all in the model's dtype, or all in int8.
+            keys, values: all in the model's dtype, or all in int8. Blocks of a layer may be apart, at the same distance
+                in both tensors: parts of one tensor with all layers can serve.
             groups: group of each layer, which selects its slots and block table; None if all layers share one. Layers
                 of different groups may share a tensor. A layer that does not store shares the tensor of the layer
                 whose keys and values it reads.
 
         Raises:
-            KernelInputError: ``block_size`` is odd.
+            KernelInputError: ``block_size`` is odd, or the parts of a block are not contiguous.
         """
         if not can_cache(block_size):
             raise KernelInputError(f"a block must have an even number of tokens, got {block_size}")
         groups = [0] * len(keys) if groups is None else groups
         for layer, key, value, group in zip(self._layers, keys, values, groups, strict=True):
+            if key.stride() != value.stride() or not key[:1].is_contiguous():
+                raise KernelInputError(
+                    f"blocks of keys and values must be contiguous and equally far apart, got strides {key.stride()} "
+                    f"and {value.stride()}"
+                )
             layer.keys, layer.values, layer.group = key.data_ptr(), value.data_ptr(), group
+            layer.block_bytes = key.stride(0) * key.itemsize
         self._num_groups = max(groups, default=0) + 1
         self._struct.block_size = max(1, block_size)
         self._struct.caches_bytes = any(cache.dtype == torch.int8 for cache in keys)

@@ -155,6 +155,8 @@ class DecoderWeights:
         final_norm: None for a model whose last layer ends with a norm.
         lm_head: None to return normalised hidden states instead of logits.
         logit_scale, logit_softcap: factor and soft cap of the logits.
+        embeds_by_head: the rows of ``lm_head``, which is in blocks, are those of ``embeddings``. They are read instead,
+            so that the table takes no memory.
         norms_stream: the outputs of ``input_norm``, ``mlp_norm`` and ``final_norm`` replace the stream, as in encoders
             that normalise after each addition. Such a norm is listed with the part that follows it.
         num_heads, num_kv_heads, head_dim: shape of the heads of layers without ``heads``.
@@ -174,6 +176,7 @@ class DecoderWeights:
     logit_softcap: float | None = None
     layer_embeddings: LayerEmbeddings | None = None
     norms_stream: bool = False
+    embeds_by_head: bool = False
 
     def heads_of(self, layer: LayerWeights) -> HeadsShape:
         """Return the shape of the heads of ``layer``, which is one of ``layers``."""

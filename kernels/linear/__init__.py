@@ -155,7 +155,7 @@ def quantize_weight_to_nibbles(
         raise KernelInputError(f"a weight {weight.dtype} {tuple(weight.shape)} cannot be packed in four bits here")
     num_inputs = -(-weight.shape[1] // _NIBBLE_INPUTS_MULTIPLE) * _NIBBLE_INPUTS_MULTIPLE
     shape = (_padded(len(weight)) // PANEL, num_inputs // _BLOCK_INPUTS, _BLOCK_BYTES)
-    packed = torch.empty(shape, dtype=torch.uint8) if arena is None else arena.empty(shape, torch.uint8)
+    packed = torch.empty(shape, dtype=torch.uint8) if arena is None else arena.zeros(shape, torch.uint8)
     if feedback is None:
         return _quantize("quantize_linear_to_nibbles", weight, packed, bias, None)
     size = weight.shape[1]
@@ -175,7 +175,7 @@ def pack_blocks(parts: Sequence[Blocks], bias: Tensor | None = None, arena: Aren
     form, num_outputs = BlockForm.common([part.form for part in parts]), sum(len(part.numbers) for part in parts)
     num_inputs = parts[0].numbers.shape[1]
     shape = (_padded(num_outputs) // PANEL, num_inputs // form.num_inputs, form.num_bytes(PANEL))
-    packed = torch.empty(shape, dtype=torch.uint8) if arena is None else arena.empty(shape, torch.uint8)
+    packed = torch.empty(shape, dtype=torch.uint8) if arena is None else arena.zeros(shape, torch.uint8)
     pack_panels([part.to(form) for part in parts], form, packed)
     return PackedWeight(packed, pack_bias(bias), num_inputs, num_outputs)
 
@@ -315,7 +315,7 @@ def _padded(num_outputs: int) -> int:
 def _empty_panels(num_outputs: int, num_inputs: int, dtype: torch.dtype, arena: Arena | None) -> Tensor:
     group = _GROUP_BYTES // dtype.itemsize
     shape = (_padded(num_outputs) // PANEL, num_inputs // group, PANEL, group)
-    return torch.empty(shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype) if arena is None else arena.zeros(shape, dtype)
 
 
 def pack_bias(bias: Tensor | None) -> Tensor | None:

@@ -101,6 +101,21 @@ class Blocks:
         return replace(self, form=form, numbers=numbers, scales=scales, minimums=minimums)
 
 
+def join_blocks(parts: Sequence[Blocks]) -> Blocks:
+    """Return one weight with the outputs of all ``parts``."""
+    if len(parts) == 1:
+        return parts[0]
+    form = BlockForm.common([part.form for part in parts])
+    same = [part.to(form) for part in parts]
+    minimums = [part.minimums for part in same if part.minimums is not None]
+    return Blocks(
+        form,
+        torch.cat([part.numbers for part in same]),
+        torch.cat([part.scales for part in same]),
+        torch.cat(minimums) if minimums else None,
+    )
+
+
 @cache
 def _form_of(num_inputs: int, num_bytes: int) -> BlockForm:
     """Return the form of blocks of ``num_inputs`` inputs; each has another number of bytes for an output.

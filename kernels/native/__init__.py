@@ -6,7 +6,7 @@ The references run until ``load`` has succeeded, and for inputs that the library
 from __future__ import annotations
 
 from .ahead import stale_version
-from .library import Library, is_loaded, library, load, loaded, num_threads, set_num_threads, unload
+from .library import Library, is_loaded, library, load, loaded, needs_compiling, num_threads, set_num_threads, unload
 
 __all__ = [
     "Library",
@@ -14,6 +14,7 @@ __all__ = [
     "library",
     "load",
     "loaded",
+    "needs_compiling",
     "num_threads",
     "set_num_threads",
     "stale_version",

@@ -100,3 +100,40 @@ inline FloatPart load_halves(const char* from) {
   return values;
 #endif
 }
+
+// Writes the weights of an output. Products of a scale and a number are exact in float32, so fused additions change
+// nothing.
+template <typename T>
+void unpack_block_row(const Linear& weight, int64_t output, T* out) {
+  const int64_t lane = output % PANEL, inputs = weight.block_inputs, num_words = inputs / GROUP_BYTES;
+  const int64_t num_upper_bits = weight.block_bits < 8 ? weight.block_bits - NIBBLE_BITS : 0;
+  const char* block = panel_blocks(weight, output / PANEL);
+  const auto half = [&](int64_t index) {
+    uint16_t value;
+    std::memcpy(&value, block + (index * PANEL + lane) * sizeof(value), sizeof(value));
+    return half_to_float(value);
+  };
+  for (int64_t first = 0; first < weight.num_inputs; first += inputs, block += block_bytes(weight)) {
+    const float scale = half(0), minimum = weight.has_minimums ? half(1) : 0.0f;
+    const char* words = block + PANEL_HALVES_BYTES * (weight.has_minimums ? 2 : 1) + lane * GROUP_BYTES;
+    const auto byte = [&](int64_t word, int64_t i) {
+      return static_cast<int>(static_cast<uint8_t>(words[word * PANEL_ROW_BYTES + i]));
+    };
+    for (int64_t word = 0; word < num_words; ++word) {
+      for (int64_t i = 0; i < GROUP_BYTES; ++i) {
+        int number;
+        if (weight.block_bits == 8) {
+          number = byte(word, i);
+        } else {
+          const int64_t at = word % (num_words / 2) + (num_upper_bits > 0);
+          number = byte(at, i) >> (word < num_words / 2 ? 0 : NIBBLE_BITS) & 15;
+          if (num_upper_bits > 0) {
+            number |= (byte(0, i) >> word * num_upper_bits & ((1 << num_upper_bits) - 1)) << NIBBLE_BITS;
+          }
+        }
+        const float value = scale * static_cast<float>(number - block_zero(weight)) + minimum;
+        out[first + word * GROUP_BYTES + i] = from_float<T>(value);
+      }
+    }
+  }
+}

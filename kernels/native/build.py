@@ -49,13 +49,14 @@ FLAGS = (
     "-Wno-psabi",
 )
 # Emulates tile registers in plain C++, so that machines without them can test the code that uses them.
-_EMULATED_TILES = "-DPENSTOCK_EMULATED_TILES"
+# Compiled in less time than -O3 takes. Without the last flag, products and sums would not be fused, which changes bits.
+_EMULATED_TILES = ("-DPENSTOCK_EMULATED_TILES", "-O1", "-fexpensive-optimizations")
 # Environment variable for the compiler's -march, to use fewer instructions than this processor has, such as x86-64-v3
 # for AVX2 only.
 PROCESSOR = "PENSTOCK_NATIVE_MARCH"
 _COMPILERS = ("c++", "g++", "clang++")
-# A busy machine takes ten times as long as an idle one.
-_TIMEOUT_S = 600
+# Compilers rarely hang, but two slow cores with other work took more than ten minutes for one call of zig.
+_TIMEOUT_S = 3600
 
 
 class BuildError(Exception):
@@ -74,9 +75,7 @@ def build(cache_folder: Path, *, emulates_tiles: bool = False) -> Path:
     Raises:
         BuildError: no compiler is installed, or it fails.
     """
-    processor = os.environ.get(PROCESSOR) or "native"
-    compiler = [_find_compiler(), *FLAGS, f"-march={processor}", *([_EMULATED_TILES] if emulates_tiles else [])]
-    path = cache_folder / f"penstock-{_key(compiler)}.so"
+    compiler, path = _compiler(emulates_tiles), library_path(cache_folder, emulates_tiles=emulates_tiles)
     if path.is_file():
         return path
     try:
@@ -90,6 +89,20 @@ def build(cache_folder: Path, *, emulates_tiles: bool = False) -> Path:
     except OSError as error:
         raise BuildError(f"{cache_folder} cannot be written: {error}") from error
     return path
+
+
+def library_path(cache_folder: Path, *, emulates_tiles: bool = False) -> Path:
+    """Return the path at which ``build`` has the library, or will have it.
+
+    Raises:
+        BuildError: no compiler is installed, or it fails.
+    """
+    return cache_folder / f"penstock-{_key(_compiler(emulates_tiles))}.so"
+
+
+def _compiler(emulates_tiles: bool) -> list[str]:
+    processor = os.environ.get(PROCESSOR) or "native"
+    return [_find_compiler(), *FLAGS, f"-march={processor}", *(_EMULATED_TILES if emulates_tiles else ())]
 
 
 def compile_library(compiler: Sequence[str], path: Path, linker: Sequence[str] | None = None) -> None:

@@ -1,6 +1,7 @@
 // Runs a whole decoder in one call. Threads share the work of each operation and synchronize after it (parallel.h).
 #include "decoder.h"
 
+#include "blocks.h"
 #include "layer_heads.h"
 #include "workspace.h"
 
@@ -113,12 +114,17 @@ class StepRun {
   }
 
   void embed() {
+    const bool unpacks = !step_.inputs_embeds && decoder_.embeds_by_head;
     const T* source = static_cast<const T*>(step_.inputs_embeds ? step_.inputs_embeds : decoder_.embeddings);
     const float token_scale = step_.inputs_embeds ? 1.0f : decoder_.token_scale;
     for (int64_t t = 0; t < step_.num_tokens; ++t) {
       const int64_t row = step_.inputs_embeds ? t : step_.token_ids[t];
       T* target = residual_ + t * decoder_.hidden_size;
-      std::memcpy(target, source + row * decoder_.hidden_size, decoder_.hidden_size * sizeof(T));
+      if (unpacks) {
+        unpack_block_row(decoder_.lm_head, row, target);
+      } else {
+        std::memcpy(target, source + row * decoder_.hidden_size, decoder_.hidden_size * sizeof(T));
+      }
       for (const float scale : {token_scale, decoder_.stream_scale}) {
         if (scale != 1.0f) scale_row(target, scale, decoder_.hidden_size);
       }

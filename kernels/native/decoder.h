@@ -20,6 +20,7 @@ struct DecoderLayer {
   Norm query_norm, key_norm, value_norm;                    // weights [H, D], [KVH, D] and [KVH, D]
   Linear qkv, output, gate_up, down;  // num_inputs is 0 for projections that the layer lacks
   void *keys, *values;  // the layer's cache, see paged_cache.h
+  int64_t block_bytes;  // distance of two blocks in it
   const float* sinks;   // [H] logits without a value; null for none
   float scale;
   float softcap;         // 0 for none
@@ -52,6 +53,7 @@ struct Decoder {
   int64_t num_layers, hidden_size, mlp_size, block_size;
   int64_t caches_bytes;  // keys and values are in bytes, see paged_cache.h
   int64_t norms_stream;  // outputs of input_norm, mlp_norm and final_norm replace the stream
+  int64_t embeds_by_head;  // the rows of lm_head, which is in blocks, are the embeddings
   float token_scale, stream_scale, logit_scale;
   float logit_softcap;  // 0 for none
   const void* embeddings;

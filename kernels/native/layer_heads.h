@@ -22,7 +22,8 @@ class LayerHeads {
         live_(live),
         cache_{static_cast<char*>(layer.keys),
                static_cast<char*>(layer.values),
-               {layer.num_kv_heads, layer.head_dim, decoder.block_size, decoder.caches_bytes != 0}},
+               {layer.num_kv_heads, layer.head_dim, decoder.block_size, decoder.caches_bytes != 0},
+               layer.block_bytes},
         heads_(heads),
         size_(layer.heads_size()) {}
 

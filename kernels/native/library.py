@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .ahead import find_library
-from .build import BuildError, build, default_cache_folder
+from .build import BuildError, build, default_cache_folder, library_path
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -106,6 +106,14 @@ def load(cache_folder: Path | None = None, *, emulates_tiles: bool = False, uses
     except (BuildError, OSError) as error:
         return str(error)
     return None
+
+
+def needs_compiling() -> bool:
+    """Return whether ``load`` would compile the library, which takes half a minute of processor time."""
+    try:
+        return find_library() is None and not library_path(default_cache_folder()).is_file()
+    except BuildError:
+        return False
 
 
 def unload() -> None:

@@ -24,8 +24,8 @@ void multiply_rows(const In* inputs, int64_t input_stride, const Linear& weight,
       return multiply_by_tiles(inputs, input_stride, weight, results, num_rows);
     }
   }
-  if constexpr (std::is_same_v<In, bfloat16>) {
-    if (wide::is_better()) return wide::multiply(inputs, input_stride, weight, results, num_rows);
+  if constexpr (sizeof(In) < sizeof(float)) {
+    if (wide::Form<In>::is_better()) return wide::multiply(inputs, input_stride, weight, results, num_rows);
   }
   multiply_by_vectors(inputs, input_stride, weight, results, num_rows);
 }
@@ -40,12 +40,15 @@ void multiply_by_nibbles(const uint8_t* inputs, int64_t input_stride, const Line
       return multiply_by_tiles(inputs, input_stride, weight, results, num_rows);
     }
   }
+  if (wide::Form<uint8_t>::is_better() && num_rows > wide::Form<uint8_t>::FEW_ROWS) {
+    return wide::multiply(inputs, input_stride, weight, results, num_rows);
+  }
   multiply_by_vectors(inputs, input_stride, weight, results, num_rows);
 }
 
 }  // namespace
 
-bool uses_wide_products() { return wide::is_better(); }
+bool uses_wide_products() { return wide::is_better_for_pairs(); }
 
 template <typename T, typename Out>
 void multiply(const T* inputs, int64_t input_stride, const Linear& weight, Out* out, int64_t out_stride,

@@ -60,10 +60,11 @@ template <typename T>
 struct LayerCache {
   char *keys, *values;
   CacheShape shape;
+  int64_t block_bytes;  // distance of two blocks; those of other layers may be between them
 
   // A head's keys, or values, in a block.
   char* head_data(char* cache, int64_t block, int64_t kv_head) const {
-    return cache + (block * shape.num_kv_heads + kv_head) * shape.head_bytes(sizeof(T));
+    return cache + block * block_bytes + kv_head * shape.head_bytes(sizeof(T));
   }
 
   // Stores one token's key and value, [KVH, D] each. is_last: it is the last token of its request in this step.

@@ -1,10 +1,9 @@
 #include "parallel.h"
 
+#include <pthread.h>
+#include <sched.h>
+
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
-#include <vector>
 
 #include "pause.h"
 
@@ -73,36 +72,54 @@ class Items {
   uint64_t round_ = 0;
 };
 
+// Holds a mutex while it is in scope.
+class Lock {
+ public:
+  explicit Lock(pthread_mutex_t& mutex) : mutex_(mutex) { pthread_mutex_lock(&mutex_); }
+  ~Lock() { pthread_mutex_unlock(&mutex_); }
+  Lock(const Lock&) = delete;
+
+ private:
+  pthread_mutex_t& mutex_;
+};
+
+// With threads of the C library and without a destructor, so that it needs no C++ library and no start.
 class Pool {
  public:
-  ~Pool() { resize(1); }
-
-  int64_t size() const { return static_cast<int64_t>(helpers_.size()) + 1; }
+  int64_t size() const { return num_helpers_ + 1; }
 
   void resize(int64_t num_threads) {
-    std::lock_guard<std::mutex> guard(caller_);
+    Lock guard(caller_);
     {
-      std::lock_guard<std::mutex> lock(sleep_);
+      Lock lock(sleep_);
       is_ending_ = true;
     }
-    wake_.notify_all();
-    for (std::thread& helper : helpers_) helper.join();
-    helpers_.clear();
+    pthread_cond_broadcast(&wake_);
+    for (int64_t i = 0; i < num_helpers_; ++i) pthread_join(helpers_[i], nullptr);
+    delete[] helpers_;
+    helpers_ = num_threads > 1 ? new pthread_t[num_threads - 1] : nullptr;
+    num_helpers_ = 0;
     is_ending_ = false;
-    for (int64_t i = 1; i < num_threads; ++i) helpers_.emplace_back([this] { help(); });
+    // With fewer helpers if the system has no more threads.
+    while (num_helpers_ < num_threads - 1 && !pthread_create(&helpers_[num_helpers_], nullptr, start, this)) {
+      ++num_helpers_;
+    }
   }
 
   void run(int64_t num_items, void (*work)(const void*, int64_t), const void* context, bool is_helped) {
-    std::unique_lock<std::mutex> guard(caller_, std::try_to_lock);
     // While another thread of the process uses the pool, this thread works alone.
-    if (!guard.owns_lock() || helpers_.empty() || num_items < 2 || num_items > Items::MAX_ITEMS) {
-      for (int64_t item = 0; item < num_items; ++item) run_item(work, context, item, Scope::ITEM);
-      return;
+    if (num_items < 2 || num_items > Items::MAX_ITEMS || pthread_mutex_trylock(&caller_) != 0) {
+      return run_alone(num_items, work, context);
     }
-    items_.begin(num_items, work, context, is_helped ? Scope::HELPED_ITEM : Scope::ITEM);
-    wake();
-    while (items_.run_next()) continue;
-    wait_for(items_);
+    if (num_helpers_ == 0) {
+      run_alone(num_items, work, context);
+    } else {
+      items_.begin(num_items, work, context, is_helped ? Scope::HELPED_ITEM : Scope::ITEM);
+      wake();
+      while (items_.run_next()) continue;
+      wait_for(items_);
+    }
+    pthread_mutex_unlock(&caller_);
   }
 
   // Runs work within a helped item, by this thread and by idle ones.
@@ -120,10 +137,19 @@ class Pool {
   }
 
  private:
+  static void* start(void* pool) {
+    static_cast<Pool*>(pool)->help();
+    return nullptr;
+  }
+
+  static void run_alone(int64_t num_items, void (*work)(const void*, int64_t), const void* context) {
+    for (int64_t item = 0; item < num_items; ++item) run_item(work, context, item, Scope::ITEM);
+  }
+
   void wake() {
     if (num_sleeping_.load() == 0) return;
-    std::lock_guard<std::mutex> lock(sleep_);
-    wake_.notify_all();
+    Lock lock(sleep_);
+    pthread_cond_broadcast(&wake_);
   }
 
   // Helps with nested work meanwhile.
@@ -132,7 +158,7 @@ class Pool {
       if (nested_.run_next()) {
         spins = 0;
       } else {
-        spins < SPINS_BEFORE_YIELD ? spin_pause() : std::this_thread::yield();
+        spins < SPINS_BEFORE_YIELD ? spin_pause() : static_cast<void>(sched_yield());
       }
     }
   }
@@ -144,9 +170,11 @@ class Pool {
       } else if (++spins < SPINS_BEFORE_SLEEP) {
         spin_pause();
       } else {
-        std::unique_lock<std::mutex> lock(sleep_);
+        Lock lock(sleep_);
         num_sleeping_.fetch_add(1);
-        wake_.wait(lock, [this] { return is_ending_ || items_.has_items_left() || nested_.has_items_left(); });
+        while (!is_ending_ && !items_.has_items_left() && !nested_.has_items_left()) {
+          pthread_cond_wait(&wake_, &sleep_);
+        }
         num_sleeping_.fetch_sub(1);
         if (is_ending_) return;
         spins = 0;
@@ -158,25 +186,24 @@ class Pool {
   std::atomic<int> num_sleeping_{0};
   std::atomic<bool> is_nested_busy_{false};
   bool is_ending_ = false;
-  std::mutex caller_, sleep_;
-  std::condition_variable wake_;
-  std::vector<std::thread> helpers_;
+  pthread_mutex_t caller_ = PTHREAD_MUTEX_INITIALIZER, sleep_ = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t wake_ = PTHREAD_COND_INITIALIZER;
+  pthread_t* helpers_ = nullptr;
+  int64_t num_helpers_ = 0;
 };
 
-Pool& pool() {
-  static Pool* const instance = new Pool;  // never destroyed, because threads may still use it while the process exits
-  return *instance;
-}
+// Never destroyed, because threads may still use it while the process exits.
+Pool pool;
 
 }  // namespace
 
 void run_items(int64_t num_items, void (*work)(const void*, int64_t), const void* context, bool is_helped) {
-  if (scope == Scope::NONE) return pool().run(num_items, work, context, is_helped);
-  if (scope == Scope::HELPED_ITEM) return pool().run_nested(num_items, work, context);
+  if (scope == Scope::NONE) return pool.run(num_items, work, context, is_helped);
+  if (scope == Scope::HELPED_ITEM) return pool.run_nested(num_items, work, context);
   for (int64_t item = 0; item < num_items; ++item) work(context, item);
 }
 
-int64_t num_threads() { return scope == Scope::NONE ? pool().size() : 1; }
+int64_t num_threads() { return scope == Scope::NONE ? pool.size() : 1; }
 
-extern "C" void set_num_threads(int64_t num_threads) { pool().resize(num_threads); }
+extern "C" void set_num_threads(int64_t num_threads) { pool.resize(num_threads); }
 extern "C" int64_t get_num_threads() { return num_threads(); }

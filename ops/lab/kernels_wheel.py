@@ -1,9 +1,9 @@
 """``python -m penstock.ops.lab.kernels_wheel --out dist``: builds the wheels of ``penstock-kernels``.
 
 A wheel has the library of ``kernels/native`` for each instruction set of an architecture (``kernels/native/ahead.py``).
-zig, which is the package ``ziglang``, compiles it for glibc 2.28 on any machine and links its own C++ library
-statically. ``auditwheel`` checks the result. Compiling takes one to two minutes of CPU time for each set with AVX-512,
-and half a minute for others; zig caches results.
+zig, which is the package ``ziglang``, compiles it for glibc 2.28 on any machine, without a C++ library.
+``auditwheel`` checks the result. Compiling takes one to two minutes of CPU time for each set with AVX-512, and half a
+minute for others; zig caches results.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ _PROCESSORS = {
 }
 # Clang would split vectors of 64 bytes for x86_64_v4.
 _WIDE_VECTORS = "-mprefer-vector-width=512"
+# Templates of zig's C++ library then need nothing of it but the functions of the C source.
+_WITHOUT_CXX_LIBRARY = ("-fno-exceptions", "-fno-rtti", "-D_LIBCPP_VERBOSE_ABORT(...)=__builtin_abort()")
+_RUNTIME = Path(__file__).with_name("kernels_runtime.c")
 _PROJECT = f"""\
 [build-system]
 requires = ["setuptools>=77"]
@@ -127,16 +130,18 @@ def build_wheel(sets: Sequence[InstructionSet], machine: str, out: Path) -> Path
 
 def compile_for(instructions: InstructionSet, path: Path, folder: Path) -> None:
     """Compile the library for one instruction set; ``folder`` is for temporary files."""
-    # Other C++ libraries of the process must not replace functions of the one linked into it.
+    # Other libraries of the process must not replace functions of the C source, such as operator new.
     exports = folder / "exports.txt"
     exports.write_text(f"{{ global: {'; '.join(exported_names())}; local: *; }};\n")
     target = f"{instructions.machine}-linux-gnu.{'.'.join(map(str, _GLIBC))}"
-    zig = [str(_zig_folder() / "zig"), "c++", "-target", target]
-    compiler = [*zig, f"-mcpu={_PROCESSORS[instructions.name]}", *FLAGS]
+    zig = str(_zig_folder() / "zig")
+    compiler = [zig, "c++", "-target", target, f"-mcpu={_PROCESSORS[instructions.name]}", *FLAGS]
+    compiler += _WITHOUT_CXX_LIBRARY
     if "avx512f" in instructions.flags:
         compiler.append(_WIDE_VECTORS)
-    # zig compiles its C++ library for the processor that it links for; without one it does so once.
-    compile_library(compiler, path, [*zig, "-s", f"-Wl,--version-script={exports}"])
+    # zig compiles its own runtime for the processor that it links for; without one it does so once.
+    linker = [zig, "cc", "-target", target, "-s", "-Wl,-z,defs", f"-Wl,--version-script={exports}"]
+    compile_library(compiler, path, [*linker, str(_RUNTIME), "-lm"])
 
 
 def audit(wheel: Path, machine: str) -> list[str]:

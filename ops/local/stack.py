@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,7 @@ class LocalStack:
         shards: names of further private servers, which hold the models. They are passed to the workers.
         of_each: further options, by worker.
         log_path: file of the workers' logs, shown if the start fails; None for a temporary file.
+        while_loading: is called with the workers' logs so far, a few times a second, while the stack is entered.
 
     Raises:
         ConfigurationError: a worker did not start; the message contains its log.
@@ -48,11 +49,13 @@ class LocalStack:
         redis_url: str = "",
         shards: Sequence[str] = (),
         of_each: Sequence[Sequence[str]] = (),
+        while_loading: Callable[[str], None] | None = None,
     ) -> None:
         self._model = str(model)
         self._worker_options = list(worker_options)
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-")
         self._shard_names = shards
+        self._while_loading = while_loading
         self._of_each = of_each or [()] * num_workers
         self.log_path = log_path or Path(self._folder.name) / "worker.log"
         self._redis_url = redis_url
@@ -97,7 +100,7 @@ class LocalStack:
             supervisors = [worker.pid for worker in self.workers]
             self._life_lines = [LifeLine(self.redis_pid(name), supervisors) for name in self._servers]
             for worker in self.workers:
-                worker.await_ready()
+                worker.await_ready(self._while_loading)
         except BaseException:
             self.stop()
             raise

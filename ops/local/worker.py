@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ from .life_line import LifeLine, unwind_on_sigterm
 # Starts the supervisor. Tests replace it to fork from a process that has its imports.
 start_program = subprocess.Popen
 STOP_TIMEOUT_S = 60.0
+_POLL_S = 0.25
 
 
 class LocalWorker:
@@ -66,14 +67,22 @@ class LocalWorker:
         self._reading = threading.Thread(target=self._read_lines, args=(self._process, self._lines), daemon=True)
         self._reading.start()
 
-    def await_ready(self) -> None:
+    def await_ready(self, while_waiting: Callable[[str], None] | None = None) -> None:
         """Wait until all engines of the worker serve.
+
+        Args:
+            while_waiting: is called with the log so far, a few times a second.
 
         Raises:
             ConfigurationError: the worker ended, as it does if it does not load; the message contains its log.
         """
         while True:
-            line = self._lines.get()
+            if while_waiting is not None:
+                while_waiting(self.log)
+            try:
+                line = self._lines.get(timeout=None if while_waiting is None else _POLL_S)
+            except queue.Empty:
+                continue
             if line.startswith("ready"):
                 self.ready_time_s = time.monotonic() - self._spawned_at
                 return

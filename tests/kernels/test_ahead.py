@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from importlib import invalidate_caches
 from pathlib import Path
@@ -82,6 +83,22 @@ def test_the_package_is_used_without_a_compiler(package: Path, monkeypatch: pyte
     assert [(event["event"], event["library"]) for event in events] == [("native_kernels", str(path))]
 
 
+def test_the_log_says_that_kernels_will_be_compiled(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not native.needs_compiling()
+    write_manifest(package, "0" * 24)
+    assert not native.needs_compiling()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    assert native.needs_compiling()
+    monkeypatch.setattr(native, "load", lambda: "not in this test")
+    with structlog.testing.capture_logs() as events:
+        load_native_kernels(EngineConfig(model="m", device="cpu"))
+    assert "native_kernels_compiling" in [event["event"] for event in events]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert not native.needs_compiling()
+
+
 def test_a_package_of_other_sources_is_ignored_with_a_remedy(package: Path) -> None:
     write_manifest(package, "0" * 24)
     path, events = load_and_log()
@@ -91,7 +108,10 @@ def test_a_package_of_other_sources_is_ignored_with_a_remedy(package: Path) -> N
     assert stale["remedy"].startswith("pip install penstock-kernels==")
 
 
-def test_the_next_best_library_is_used_if_one_is_missing(package: Path) -> None:
+def test_the_next_best_library_is_used_if_one_is_missing(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A processor with the instructions of several libraries; each is a copy of the one that runs here.
+    flags = f"flags: {GRAVITON_3 if platform.machine() == 'aarch64' else SAPPHIRE_RAPIDS}"
+    monkeypatch.setattr(ahead, "processor_flags", flags.encode)
     best = load_and_log()[0]
     best.unlink()
     native.unload()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from penstock.kernels.linear import join_weights, linear, pack_blocks, split_wei
 from penstock.kernels.linear.blocks import BlockForm, Blocks
 
 from .test_native import DTYPES, random
+from .test_tiles import HIDDEN, logits_of, one_layer
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -98,6 +100,19 @@ def test_a_weight_is_split_and_joined() -> None:
     whole = linear(inputs, packed)
     assert torch.equal(torch.cat([linear(inputs, piece) for piece in pieces], 1), whole)
     assert torch.equal(linear(inputs, join_weights(pieces)), whole)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_decoder_reads_embeddings_from_its_head(dtype: torch.dtype, form: BlockForm) -> None:
+    weights = replace(one_layer(None, dtype), lm_head=pack_blocks([draw(form, 70, HIDDEN)]))
+    assert weights.lm_head is not None
+    table = unpack_weight(weights.lm_head).to(dtype)
+    expected = logits_of(replace(weights, embeddings=table), 16, [30])
+    unread = torch.full_like(table, torch.nan)
+    actual = logits_of(replace(weights, embeddings=unread, embeds_by_head=True), 16, [30])
+    assert actual.isfinite().all()
+    assert torch.equal(actual, expected)
 
 
 def test_zeros_and_an_outlier() -> None:

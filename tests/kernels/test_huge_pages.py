@@ -1,17 +1,18 @@
-"""Tensors that lie together in huge pages."""
+"""Tensors that lie together in huge pages, and tensors in small pages."""
 
 from __future__ import annotations
 
+import psutil
 import torch
 
-from penstock.kernels.huge_pages import Arena
+from penstock.kernels.huge_pages import Arena, zeros_in_small_pages
 
 SHAPES = [(3, 5), (1,), (70, 1000), (0, 4), (40 << 20,), (7,)]
 
 
 def test_tensors_of_an_arena_keep_apart_and_begin_where_a_cache_line_does() -> None:
     arena = Arena()
-    tensors = [arena.empty(shape, torch.bfloat16).fill_(number) for number, shape in enumerate(SHAPES)]
+    tensors = [arena.zeros(shape, torch.bfloat16).fill_(number) for number, shape in enumerate(SHAPES)]
     for number, (tensor, shape) in enumerate(zip(tensors, SHAPES, strict=True)):
         assert tensor.shape == shape
         assert tensor.is_contiguous()
@@ -24,6 +25,15 @@ def test_tensors_of_an_arena_keep_apart_and_begin_where_a_cache_line_does() -> N
 
 def test_views_of_an_arena_outlive_it() -> None:
     arena = Arena()
-    tensors = [arena.empty((1000,), torch.float32).fill_(number) for number in range(3)]
+    tensors = [arena.zeros((1000,), torch.float32).fill_(number) for number in range(3)]
     del arena, tensors[0]
     assert [tensor.unique().tolist() for tensor in tensors] == [[1.0], [2.0]]
+
+
+def test_zeros_in_small_pages_take_memory_as_they_are_written() -> None:
+    before = psutil.Process().memory_info().rss
+    tensor = zeros_in_small_pages((1024, 1 << 20), torch.uint8)
+    tensor[::2, :5] = 7
+    assert psutil.Process().memory_info().rss < before + (64 << 20), "512 rows use a page of 4 KiB each, or of 64 KiB"
+    assert tensor[:2, 3:7].tolist() == [[7, 7, 0, 0], [0, 0, 0, 0]]
+    assert zeros_in_small_pages((0, 3), torch.bfloat16).shape == (0, 3)

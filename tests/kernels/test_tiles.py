@@ -22,6 +22,7 @@ from penstock.kernels.linear import (
 )
 from penstock.kernels.native.build import build, default_cache_folder
 
+from ..processes import DEADLINE_S
 from .test_native import HAS_COMPILER, random
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
@@ -269,4 +270,7 @@ def test_tiles_are_requested_from_the_kernel(before: str, expected: str) -> None
     library = build(default_cache_folder())
     program = f"{_LOAD}\n{before}\nprint(library.request_tiles())"
     command = [sys.executable, "-c", program, str(library)]
-    assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip() == expected
+    assert (
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout.strip()
+        == expected
+    )

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "blocks.h"
 #include "decoder.h"
 
 template <typename T>
@@ -128,6 +129,22 @@ std::vector<T> multiply_rows(const T* rows, const Linear& linear, int64_t num_ro
   return out;
 }
 
+// Returns products of all rows, which are the same on several threads, and for each row alone.
+template <typename T>
+std::vector<T> expect_rows_independent(const std::vector<T>& rows, const Linear& linear, int64_t num_rows,
+                                       const std::string& name) {
+  const std::vector<T> together = multiply_rows(rows.data(), linear, num_rows);
+  set_num_threads(3);
+  expect_equal(together, multiply_rows(rows.data(), linear, num_rows), name + " on three threads");
+  set_num_threads(1);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const std::vector<T> alone = multiply_rows(rows.data() + row * linear.num_inputs, linear, 1);
+    const auto begin = together.begin() + row * linear.num_outputs;
+    expect_equal(alone, std::vector<T>(begin, begin + linear.num_outputs), name + ", a row alone");
+  }
+  return together;
+}
+
 template <typename T>
 void try_products() {
   constexpr int64_t NUM_ROWS = 23, NUM_OUTPUTS = 100;
@@ -136,17 +153,32 @@ void try_products() {
       const std::string name = std::string(KIND_NAMES[static_cast<int>(kind)]) + "-" + std::to_string(num_inputs);
       const Weight<T> weight(NUM_OUTPUTS, num_inputs, kind, 7);
       const std::vector<T> rows = random_numbers<T>(NUM_ROWS * num_inputs, 3);
-      const std::vector<T> together = multiply_rows(rows.data(), weight.linear, NUM_ROWS);
-      print<T>("near", "product-" + name, together);
+      print<T>("near", "product-" + name, expect_rows_independent(rows, weight.linear, NUM_ROWS, name));
       if (kind == Kind::BYTES) print<T>("same", "offsets-" + name, weight.offsets);
-      set_num_threads(3);
-      expect_equal(together, multiply_rows(rows.data(), weight.linear, NUM_ROWS), name + " on three threads");
-      set_num_threads(1);
-      for (int64_t row = 0; row < NUM_ROWS; ++row) {
-        const std::vector<T> alone = multiply_rows(rows.data() + row * num_inputs, weight.linear, 1);
-        const auto begin = together.begin() + row * NUM_OUTPUTS;
-        expect_equal(alone, std::vector<T>(begin, begin + NUM_OUTPUTS), name + ", a row alone");
+    }
+  }
+}
+
+// Weights in all forms of blocks. Any bits are numbers, so only scales and minimums are drawn as floats of normal size.
+template <typename T>
+void try_blocks() {
+  constexpr int64_t NUM_ROWS = 23, NUM_OUTPUTS = 100, NUM_INPUTS = 192, PANELS = 2;
+  const std::pair<int64_t, int64_t> forms[] = {{4, 16}, {6, 16}, {8, 16}, {4, 32}, {5, 32}, {8, 32}};
+  const std::vector<T> rows = random_numbers<T>(NUM_ROWS * NUM_INPUTS, 3);
+  for (const auto& [bits, block_inputs] : forms) {
+    for (const bool has_minimums : {false, true}) {
+      const std::string name = "blocks-" + std::to_string(bits) + "-bits-" + std::to_string(block_inputs) +
+                               (has_minimums ? "-minimums" : "");
+      Linear linear{nullptr, nullptr, nullptr, nullptr, NUM_INPUTS, NUM_OUTPUTS, 0, block_inputs, bits, has_minimums};
+      std::vector<uint16_t> packed(PANELS * NUM_INPUTS / block_inputs * block_bytes(linear) / sizeof(uint16_t));
+      uint32_t seed = 7;
+      for (uint16_t& word : packed) word = (seed = seed * 1664525u + 1013904223u) >> 16;
+      // The exponents of halves between 2^-7 and 2^-4, of either sign.
+      for (size_t at = 0; at < packed.size(); at += block_bytes(linear) / sizeof(uint16_t)) {
+        for (int64_t i = 0; i < PANEL * (has_minimums ? 2 : 1); ++i) packed[at + i] = (packed[at + i] & 0x8bff) | 0x2000;
       }
+      linear.packed = packed.data();
+      print<T>("near", "product-" + name, expect_rows_independent(rows, linear, NUM_ROWS, name));
     }
   }
 }
@@ -231,7 +263,7 @@ struct SmallDecoder {
     for (int64_t i = 0; i < BLOCKS; ++i) table.push_back(i);
     const int64_t num = end - start, last = num - 1;
     std::vector<float> logits(VOCAB);
-    const Decoder decoder{layers, LAYERS, HIDDEN, MLP, BLOCK, caches_bytes, 0, 2, 1, 0.5f, 3, embeddings.data(),
+    const Decoder decoder{layers, LAYERS, HIDDEN, MLP, BLOCK, caches_bytes, 0, 0, 2, 1, 0.5f, 3, embeddings.data(),
                           {ones.data(), nullptr, NormKind::RMS, 1e-5f}, lm_head.linear, nullptr};
     const Angles angles{cos.data(), sin.data(), DIM};
     const DecoderStep step{num, 1, 1, ids.data(), positions.data(), positions.data(), nullptr, &angles,
@@ -300,6 +332,7 @@ void try_sampling() {
 template <typename T>
 void try_all() {
   try_products<T>();
+  try_blocks<T>();
   try_attention<T>();
   try_decoder<T>();
   try_mixers<T>();

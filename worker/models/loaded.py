@@ -12,6 +12,7 @@ from torch import nn
 from .checks.row_independence import computes_single_tokens_differently
 from .forward import Forward, StagedSteps
 from .parallel.groups import RankGroups
+from .parallel.shares import ModelShares
 from .pooling.encoder import EncoderForward
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class LoadedModel:
         weight_conversions: transformers' renaming and fusing of the tensors of the files, to undo it when weights are
             saved.
         groups: the ranks that compute the model together; None for one rank.
+        shares: the rank's parts of linear layers; None for whole layers, or parts by transformers' plan.
         expert_ranks: the ranks that hold the other experts; None if this one holds all.
         num_experts: of a layer, over all ranks; 0 if experts are not shared.
         is_row_independent: by construction, the bits of a token do not depend on other tokens.
@@ -61,6 +63,7 @@ class LoadedModel:
     quantization: str | None = None
     weight_conversions: Any = None
     groups: RankGroups | None = None
+    shares: ModelShares | None = None
     expert_ranks: ExpertRanks | None = None
     num_experts: int = 0
     is_row_independent: bool = False

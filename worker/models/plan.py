@@ -290,6 +290,7 @@ class DecoderPlan(msgspec.Struct, frozen=True):
         stream_scale: factor of the model on embeddings of any origin.
         logit_scale, logit_softcap: applied to the output of the head; the scale first.
         layer_embeddings: input of the layers' ``embedding_part``; None for none.
+        ties_head: the head has the matrix of the embedding.
     """
 
     embedding: str
@@ -302,3 +303,4 @@ class DecoderPlan(msgspec.Struct, frozen=True):
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     layer_embeddings: LayerEmbeddingsPlan | None = None
+    ties_head: bool = False

@@ -7,23 +7,15 @@ choice each, and the results are summed. So a forward is a collective, even for 
 
 The results for a token are summed in another order than on one rank, and so rounded differently. All else is checked
 once when a model is loaded: each layer's experts must give the same results as before for a few random rows.
-
-The ranks listen only at the address by which the others reach them: torch's store and gloo authenticate no connection.
 """
 
 from __future__ import annotations
 
-import errno
 import inspect
-import ipaddress
-import os
-import socket
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-import psutil
-import structlog
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -32,16 +24,13 @@ from torch.distributed.distributed_c10d import PrefixStore
 from ...shared.errors import ConfigurationError, GroupBrokenError
 from ..config.data_parallel import RankPlace
 from .parallel.communicator import Communicator, make_communicator
+from .parallel.meeting import NetworkMeeting, listen
 
 _ARGUMENTS = ("hidden_states", "top_k_index", "top_k_weights")
 _CHECKED_ROWS = 5
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 # Time for the slowest rank to load, for which the others wait at their first collective.
 LOAD_TIMEOUT_S = 1800.0
-# gloo listens at the addresses of this interface; an operator may have set one.
-_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-
-log = structlog.get_logger(__name__)
 
 
 class SharedExperts(nn.Module):
@@ -183,17 +172,8 @@ class ExpertRanks:
         is_first = place.rank == 0
         patience = timedelta(seconds=LOAD_TIMEOUT_S)
         try:
-            choose_interface(own_address or host)
-            # Early ranks wait for the first rank to listen; its worker process knows better whether it will.
-            store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage] - torch's documentation says so
-                host,
-                int(port),
-                place.size,
-                is_first,
-                patience,
-                wait_for_workers=False,
-                master_listen_fd=listen(host, int(port)) if is_first else None,
-            )
+            listener = listen(host, int(port)) if is_first else None
+            store = NetworkMeeting(host, int(port), own_address or host, listener).open_store(place.size, patience)
             dist.init_process_group(
                 "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
                 # Ranks that are still of another generation have other keys, if they connect at all.
@@ -255,33 +235,3 @@ class ExpertRanks:
 def _broken(error: RuntimeError) -> GroupBrokenError:
     first = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return GroupBrokenError(f"a rank of the group is gone or says nothing: {first}")
-
-
-def listen(host: str, port: int) -> int:
-    """Return the descriptor of a socket that listens only at ``host``, for torch's store, which closes it.
-
-    If no interface of this host has the address, because it is translated on the way, the socket listens on all.
-
-    Raises:
-        OSError: the port is in use.
-    """
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, *_, address = addresses[0]
-    try:
-        return socket.create_server(address[:2], family=family).detach()
-    except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise
-        log.warning("group_listens_everywhere", address=host)
-        return socket.create_server(("", port), family=family).detach()
-
-
-def choose_interface(host: str) -> None:
-    """Let gloo of this process listen on the interface that has ``host``; on gloo's own choice if none has."""
-    address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
-    is_loopback = ipaddress.ip_address(address).is_loopback
-    for name, addresses in psutil.net_if_addrs().items():
-        interface_addresses = [each.address for each in addresses if each.family in (socket.AF_INET, socket.AF_INET6)]
-        if address in interface_addresses or (is_loopback and "127.0.0.1" in interface_addresses):
-            os.environ.setdefault(_INTERFACE_VARIABLE, name)
-            return

@@ -131,11 +131,14 @@ def make_adapters(sizes: Sizes, dtype: torch.dtype, num_adapters: int, rank: int
 
 
 def make_caches(decoder: Decoder, sizes: Sizes, dtype: torch.dtype, batch: DecoderBatch) -> tuple[list[Tensor], ...]:
-    """Return keys and values of each layer, small enough that the softmax stays finite."""
-    shape = decoder.cache_shape(int(batch.block_table.max()) + 1, BLOCK_SIZE, dtype=dtype)
+    """Return keys and values of each layer, small enough that the softmax stays finite; the parts of a block are
+    adjacent, as in an engine.
+    """
+    num_blocks, *shape = decoder.cache_shape(int(batch.block_table.max()) + 1, BLOCK_SIZE, dtype=dtype)
     # Two such bytes are also a small scale.
     number = 0x3C if dtype == torch.int8 else 0.01
-    return tuple([torch.full(shape, number, dtype=dtype) for _ in range(sizes.layers)] for _ in range(2))
+    parts = Arena().zeros((num_blocks, 2 * sizes.layers, *shape), dtype).fill_(number).unbind(1)
+    return list(parts[::2]), list(parts[1::2])
 
 
 def measure(decoder: Decoder, batch: DecoderBatch, seconds: float) -> dict[str, list[float]]:

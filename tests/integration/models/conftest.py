@@ -37,7 +37,7 @@ class SmallModel:
         return trial.compare(self.folder, self.expectation, self.loaded.forward, run, **options)
 
     def generate(self, core: EngineCore, prompts: list[list[int]] | None = None) -> list[list[int]]:
-        """What ``core`` makes of ``prompts``, by default those of ``expectation``: as many tokens as there are."""
+        """Return as many tokens of ``core`` for ``prompts`` (by default the expectation's) as are expected."""
         return trial.generate(core, prompts or self.expectation.prompts, self.expectation.num_new_tokens)
 
 

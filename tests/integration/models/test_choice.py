@@ -27,7 +27,7 @@ def rule_of(model: LoadedModel) -> CutRule | None:
         ("falcon_h1", "split", True, True),
         ("jamba", "split", False, True),  # in bfloat16 what it gets wrong is near to rounding
         ("mamba", "split", False, True),
-        ("gptj", "gather", True, True),
+        ("bloom", "gather", True, True),
         ("gpt_neox_japanese", "gather", True, False),  # counts positions by itself, padding included
     ],
 )

@@ -164,7 +164,7 @@ def unigram_of_no_class(files: Files) -> None:
 
 
 def opt_without_tokenizer_json(files: Files) -> None:
-    """As facebook/opt-125m is."""
+    """Write a folder like that of facebook/opt-125m."""
     files.write(
         "opt", tokenizer_class="GPT2Tokenizer", add_bos_token=True, bos_token="</s>", eos_token="</s>", unk_token="</s>"
     )
@@ -176,7 +176,7 @@ def gpt2_by_its_model_type(files: Files) -> None:
 
 
 def byte_level_of_llama_class(files: Files) -> None:
-    """As DeepSeek's are."""
+    """Build a tokenizer like DeepSeek's."""
     names = {"bos_token": "<begin>", "eos_token": "<end>"}
     files.write("llama", byte_level(special_tokens=["<begin>", "<end>"]), tokenizer_class="LlamaTokenizerFast", **names)
 

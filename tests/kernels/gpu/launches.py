@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle, product
 from typing import Any
 
 import torch
@@ -44,12 +45,17 @@ ATTENTION_SHAPES: list[tuple[torch.dtype, int, int, int, int, torch.dtype, dict[
     (torch.float32, 32, 8, 128, 128, torch.float32, {}),
 ]
 
+# D, and the part of it that is rotated.
+HEAD_DIMS = ((128, 128), (80, 32))
+
 Launch = Callable[[], Any]
 
 
 def all_launches(*, is_brief: bool) -> Iterator[Launch]:
     """Yield launches of every package: every kernel if ``is_brief``, else also all of their variants."""
     yield from layer_launches([BF16] if is_brief else [torch.float32, BF16], [1000] if is_brief else [128, 1000, 32768])
+    for dtype, (head_dim, rotary_dim) in [(BF16, (80, 32))] if is_brief else product((torch.float32, BF16), HEAD_DIMS):
+        yield from head_launches(dtype, head_dim, rotary_dim, is_brief=is_brief)
     yield from attention_launches(num_shapes=1 if is_brief else len(ATTENTION_SHAPES))
     yield from (sample_rows, penalize_rows, mix_experts, multiply_bytes, adapt)
 
@@ -66,26 +72,26 @@ def layer_launches(dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Laun
         yield lambda gate_up=gate_up: gated_activation.silu_and_mul(gate_up)
         yield lambda gate_up=gate_up: gated_activation.gelu_and_mul(gate_up, "none")
         yield lambda gate_up=gate_up: gated_activation.gelu_and_mul(gate_up, "tanh")
-        for head_dim, rotary_dim in ((128, 128), (80, 32)):
-            yield from _head_launches(dtype, head_dim, rotary_dim)
     for last in (8, 3):
         cache = torch.zeros(9, 1, 1, last, dtype=BF16)
         yield lambda cache=cache: kv_cache.copy_blocks(cache, torch.zeros(2, 2, dtype=torch.int32))
 
 
-def _head_launches(dtype: torch.dtype, head_dim: int, rotary_dim: int) -> Iterator[Launch]:
+def head_launches(dtype: torch.dtype, head_dim: int, rotary_dim: int, *, is_brief: bool) -> Iterator[Launch]:
+    """Yield launches with each dtype of caches and each of slots: all pairs of them, or if ``is_brief`` some."""
+    cache_dtypes, slot_dtypes = (dtype, FLOAT8, torch.float8_e5m2, torch.int8), (torch.int32, torch.int64)
+    pairs = zip(cache_dtypes, cycle(slot_dtypes), strict=False) if is_brief else product(cache_dtypes, slot_dtypes)
     heads = torch.zeros(3, 48, head_dim, dtype=dtype)
     query_key, value = heads.split([40, 8], dim=1)
     angles = torch.zeros(3, rotary_dim, dtype=dtype)
     yield lambda: rotary.apply_rotary(query_key, angles, angles)
     yield lambda: rotary.apply_rotary(query_key, angles, angles, is_interleaved=True)
-    for cache_dtype in (dtype, FLOAT8, torch.float8_e5m2, torch.int8):
+    for cache_dtype, slot_dtype in pairs:
         cache = torch.zeros(4, 16, 8, head_dim, dtype=cache_dtype)
         scales = _scales_of({"key_scale": cache, "value_scale": cache})
-        for slot_dtype in (torch.int32, torch.int64):
-            into = CacheSlots(cache, cache, torch.zeros(3, dtype=slot_dtype), **scales)
-            yield lambda into=into: kv_cache.store_kv_cache(value, value, into)
-            yield lambda into=into: rotary.rotary_and_store(query_key, value, angles, angles, into)
+        into = CacheSlots(cache, cache, torch.zeros(3, dtype=slot_dtype), **scales)
+        yield lambda into=into: kv_cache.store_kv_cache(value, value, into)
+        yield lambda into=into: rotary.rotary_and_store(query_key, value, angles, angles, into)
 
 
 def _scales_of(caches: dict[str, Tensor]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.ops.lab.clusters.redis_processes import free_port
-from penstock.worker.models.shared_experts import choose_interface, listen
+from penstock.worker.models.parallel.meeting import choose_interface, listen
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 

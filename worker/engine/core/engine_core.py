@@ -37,6 +37,11 @@ WORK_WAIT_S = 0.01
 log = structlog.get_logger(__name__)
 
 
+def nothing_left() -> bool:
+    """Return False: there is nothing to prepare."""
+    return False
+
+
 class EngineCore:
     """The scheduler and executor of a model.
 
@@ -45,6 +50,7 @@ class EngineCore:
 
     Attributes:
         step_fn: the variant of ``step`` that this core uses.
+        prepare_more: see ``Core``; by default nothing is left.
         step_watch: creates the timer of a step; a profiler replaces it.
         images: messages that wait for their images, and cached results of earlier images.
     """
@@ -68,6 +74,7 @@ class EngineCore:
         self._dump = dump or StepDump()
         self._executor = executor
         self.step_fn = self.step
+        self.prepare_more: Callable[[], bool] = nothing_left
         self._grammars = NoGrammars() if grammars is None else grammars
         self._adapters = NoAdapters() if adapters is None else adapters
         self.images = NoImages() if images is None else images

@@ -8,7 +8,7 @@ from ....shared.errors import UnsupportedParameterError, ValidationError
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.pooling import MAX_RESULT_BYTES, PoolingParams
 from ...models.pooling.pooler import PoolingModel
-from ...request_checks import check_adapter, check_prompt_length, check_served, check_task
+from ...request_checks import check_prompt_length, check_served, check_task
 from ..execution.pooling_runner import pooler_of
 from ..sampling.param_checks import check_in_vocabulary
 from ..scheduling.prompt_inputs import ImageSpan, extra_keys_of
@@ -25,7 +25,7 @@ class PoolingCore(EngineCore):
 
     def _make_request(self, message: EngineCoreRequest, images: tuple[ImageSpan, ...] = ()) -> Request:
         check_task(message, self._pooling.tasks)
-        check_adapter(message, has_adapters=False)
+        self._adapters.check(message.lora_request)
         params, prompt = message.pooling_params, message.prompt_token_ids or []
         assert params is not None  # since generate is not one of its tasks
         if message.prompt_embeds is not None:
@@ -49,6 +49,7 @@ class PoolingCore(EngineCore):
             max_model_len=max_model_len,
             priority=message.priority,
             extra_keys=extra_keys_of(message),
+            lora_request=message.lora_request,
             pooling=Pooling(params, reads, message.second_text_at if self._pooling.distinguishes_texts else None),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ....shared.errors import ConfigurationError
+from ....shared.errors import CacheTooSmallError, DeviceMemoryError
 from ....shared.values.shown import format_bytes
 from ...config.batch import DEFAULT_MEMORY_UTILIZATION
 from ...config.engine_config import EngineConfig
@@ -148,7 +148,8 @@ def size_kv_cache(
         pages: how groups of layers share the cache if some have attention windows; None if none has.
 
     Raises:
-        ConfigurationError: not a single request fits; the message says which option to change.
+        CacheTooSmallError: not a single request fits; the message says which option to change.
+        DeviceMemoryError: the memory is not free.
     """
     shape = shape_of(pages, bytes_per_token, config)
     block_bytes = shape.block_bytes
@@ -156,7 +157,7 @@ def size_kv_cache(
         share, source = config.kv_cache_memory, "kv_cache_memory"
     else:
         utilization = config.gpu_memory_utilization or DEFAULT_MEMORY_UTILIZATION[config.device]
-        num_sharers = config.num_engines_on_host * config.num_ranks if config.device == "cpu" else 1
+        num_sharers = config.num_engines_on_host * config.num_ranks_on_host if config.device == "cpu" else 1
         share, source = int(free_bytes * utilization) // num_sharers, "gpu_memory_utilization"
     state_bytes = _state_bytes(config, bytes_per_request, share, source)
     share -= state_bytes
@@ -165,7 +166,7 @@ def size_kv_cache(
     if block_bytes:
         num_blocks = min(num_blocks, share // block_bytes - shape.num_spare)
     if num_blocks < 1:
-        raise ConfigurationError(
+        raise CacheTooSmallError(
             f"the KV cache may take {format_bytes(share)} ({source}), but a block of {config.block_size} tokens needs "
             f"{format_bytes(block_bytes)}: raise {source} or lower block_size"
         )
@@ -173,7 +174,7 @@ def size_kv_cache(
     if longest < max_model_len and (is_length_chosen or longest < 2):
         needed = format_bytes(blocks_per_request * block_bytes)
         shorter = f"lower max_model_len to {longest} or " if longest >= 2 else ""
-        raise ConfigurationError(
+        raise CacheTooSmallError(
             f"the KV cache may take {format_bytes(share)} ({source}), but one request of max_model_len {max_model_len} "
             f"needs {needed}: {shorter}raise {source}"
         )
@@ -186,7 +187,7 @@ def size_kv_cache(
 
 def _check_is_free(needed: int, free_bytes: int) -> None:
     if needed > free_bytes:
-        raise ConfigurationError(
+        raise DeviceMemoryError(
             f"kv_cache_memory lets the KV cache take {format_bytes(needed)}, but {format_bytes(free_bytes)} is free: "
             "lower kv_cache_memory or max_num_seqs"
         )
@@ -196,7 +197,7 @@ def _state_bytes(config: EngineConfig, bytes_per_request: int, share: int, sourc
     """Return the bytes of the state pool, which must be less than ``share``."""
     state_bytes = bytes_per_request * config.max_num_seqs
     if state_bytes and state_bytes >= share:
-        raise ConfigurationError(
+        raise CacheTooSmallError(
             f"the KV cache may take {format_bytes(share)} ({source}), but the states of {config.max_num_seqs} requests "
             f"need {format_bytes(state_bytes)} of it: lower max_num_seqs or raise {source}"
         )

@@ -36,6 +36,8 @@ class PoolingRunner(ModelRunner):
         """Compute a step. Requests whose prompts are complete get their results; no request gets a token."""
         for request_id in output.released_ids:
             self._partial_states.pop(request_id, None)
+        if self._adapters is not None:
+            self._adapters.flush()
         step = self._batch.prepare(output)
         requests = [output.requests[index] for index in step.order.tolist()]
         step.token_types = _token_types(requests, step)

@@ -34,7 +34,6 @@ def _check_pooling(config: EngineConfig, model: LoadedModel) -> None:
         ("deterministic", config.deterministic),
         ("async_scheduling", config.async_scheduling),
         ("enable_prompt_embeds", config.enable_prompt_embeds),
-        ("enable_lora", config.enable_lora),
         ("logits_processors", bool(config.logits_processors)),
     ):
         if is_on:

@@ -62,7 +62,7 @@ def choose_num_threads(config: EngineConfig, num_parameters: int, *, is_native: 
     """
     if config.num_threads:
         return config.num_threads
-    share = max(1, usable_cores() // (config.num_engines_on_host * config.num_ranks))
+    share = max(1, usable_cores() // (config.num_engines_on_host * config.num_ranks_on_host))
     is_small = num_parameters < _SMALL_MODEL_PARAMETERS
     if is_native:
         return min(share, _SMALL_MODEL_THREADS) if is_small else share
@@ -81,6 +81,8 @@ def load_native_kernels(config: EngineConfig) -> None:
     stale_version = native.stale_version()
     if stale_version is not None:
         log.warning("kernels_package_stale", installed=stale_version, remedy=kernels_command())
+    if native.needs_compiling():
+        log.info("native_kernels_compiling")
     reason = native.load()
     library = native.loaded()
     if reason is None and library is not None:

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from ....kernels.huge_pages import zeros_in_small_pages
 
 if TYPE_CHECKING:
     from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin
@@ -43,12 +44,13 @@ class PagedTensor:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor of zeros whose memory is taken only when it is written."""
-    if device.type != "cpu" or math.prod(shape) == 0:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy asks the kernel for zero pages (huge pages), which take memory when they are written; torch would write them
-    # now.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    """Return a tensor of zeros whose memory is taken only when it is written.
+
+    On a CPU it is in small pages: a cache has many such tensors, and the first blocks of each would fill a huge page.
+    """
+    if device.type == "cpu":
+        return zeros_in_small_pages(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 @dataclass

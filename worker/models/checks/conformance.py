@@ -18,6 +18,7 @@ from torch import Tensor
 from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ModelLoadError
 from ..forward import Forward, ModelInput
+from .wide_products import wide_products
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +64,8 @@ class ReferenceRun:
     def of(cls, module: PreTrainedModel, vocab_size: int) -> ReferenceRun:
         """Compute the logits by ``module``, whose attention is its own."""
         sequences = _make_sequences(vocab_size, module.device)
-        logits = [module(input_ids=sequence[None], use_cache=False).logits[0].float() for sequence in sequences]
+        with wide_products():
+            logits = [module(input_ids=sequence[None], use_cache=False).logits[0].float() for sequence in sequences]
         return cls(sequences, logits, module.dtype)
 
     @classmethod
@@ -134,7 +136,8 @@ def check_conformance(
     errors: dict[str, list[Tensor]] = {}
     for step in _STEPS:
         spans = [_Span(request, num_computed[request], num_computed[request] + num_new) for request, num_new in step]
-        logits = forward.run(_model_input(spans, reference, device)).float()
+        with wide_products():
+            logits = forward.run(_model_input(spans, reference, device)).float()
         forward.commit()
         for span, ours in zip(spans, logits.split([span.end - span.start for span in spans]), strict=True):
             theirs = reference.logits[span.sequence][span.start : span.end]

@@ -20,7 +20,7 @@ from ..lean.layers.norms import CentredNorm
 from ..lean.layers.rotation import AngleTable
 from ..lean.native import NativeForward, products_of
 from ..lean.staged import StagedForward, computing_layers
-from ..parallel.groups import ConcatOverRanks, SumOverRanks
+from ..parallel.groups import local_module
 from ..placing.packed_linear import OwnPackedLinear
 
 # In transformers' Mamba-2 layers: bounds of the step, which only the scan of several tokens applies.
@@ -63,16 +63,11 @@ def _is_python_row_independent(lean: LeanForward) -> bool:
         groups is not None
         and groups.adds_in_order
         and isinstance(lean.network.make_angles, AngleTable)
-        and all(isinstance(_local_module(product), OwnPackedLinear) for product in products_of(lean.network))
+        and all(isinstance(local_module(product), OwnPackedLinear) for product in products_of(lean.network))
         and all(_is_compiled(part) for part in lean.network.modules())
         and lean.network.plan.logit_softcap is None
         and not any(layer.attention.softcap is not None or layer.sinks is not None for layer in lean.attending_layers)
     )
-
-
-def _local_module(product: object) -> object:
-    """Return the module of this rank, inside the wrapper of a shared one."""
-    return product.inner if isinstance(product, SumOverRanks | ConcatOverRanks) else product
 
 
 def _is_compiled(part: nn.Module) -> bool:

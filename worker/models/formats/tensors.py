@@ -7,7 +7,6 @@ weight, which a grid determines; see ``Grid``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,8 @@ from torch import Tensor
 
 from ....kernels.linear.blocks import BlockForm, Blocks
 from ....shared.errors import ModelLoadError
+from .headers import weight_files
 
-_INDEX = "model.safetensors.index.json"
-_WHOLE = "model.safetensors"
 # Weights in float32 at a time, per loading thread: 4 MiB, and a few times that for intermediate results.
 _PIECE_ELEMENTS = 1 << 20
 # Numbers of columns that may share a scale in a weight of the kernels.
@@ -47,7 +45,7 @@ class StoredTensors:
     """
 
     def __init__(self, folder: Path) -> None:
-        files = [safe_open(path, framework="pt") for path in _weight_files(folder)]
+        files = [safe_open(path, framework="pt") for path in weight_files(folder)]
         self._slices: dict[str, Any] = {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118  # no dictionary
 
     def __iter__(self) -> Iterator[str]:
@@ -71,28 +69,6 @@ class StoredTensors:
         return self._slices[name][...]
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of the index, else the only file, of any name, since GPTQ's are named after their bits."""
-    indexes = [path for path in sorted(folder.glob("*.safetensors.index.json")) if path.name == _INDEX]
-    indexes = indexes or sorted(folder.glob("*.safetensors.index.json"))
-    if indexes:
-        try:
-            weight_map = json.loads(indexes[0].read_text())["weight_map"]
-            return [folder / str(name) for name in dict.fromkeys(weight_map.values())]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelLoadError(f"{indexes[0]} has no weight_map; fetch the model again") from error
-    if (folder / _WHOLE).is_file():
-        return [folder / _WHOLE]
-    files = sorted(folder.glob("*.safetensors"))
-    if len(files) != 1:
-        content = f"{len(files)} files *.safetensors and no {_INDEX}" if files else "no *.safetensors"
-        raise ModelLoadError(
-            f"the quantised model in {folder} has {content}; a quantised model is read from {_WHOLE}, from the files "
-            "of an index, or from a single file: fetch it again"
-        )
-    return files
-
-
 @dataclass(frozen=True)
 class Unpacked:
     """Replaces a file's slice for transformers' loader: indexing with ``...`` returns the tensor.
@@ -100,12 +76,14 @@ class Unpacked:
     Args:
         write: fills a tensor of this shape and dtype.
         blocks: returns the numbers of the file; None if our kernels cannot use them. None for a format that has none.
+        matrices: returns the matrices [O, I] of a stack, which have ``blocks``; None for other tensors.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     write: Callable[[Tensor], None]
     blocks: Callable[[], Blocks | None] | None = None
+    matrices: Callable[[], list[Unpacked]] | None = None
 
     def __getitem__(self, _whole: EllipsisType) -> Tensor:
         tensor = torch.empty(self.shape, dtype=self.dtype)

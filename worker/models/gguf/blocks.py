@@ -143,8 +143,8 @@ def _iq4_xs(blocks: Tensor) -> Parts:
     return Parts(_UNEVEN[_nibbles(blocks[:, 8:].unflatten(1, (8, 16))).int()].flatten(1), scales)
 
 
-def _mxfp4(blocks: Tensor) -> Tensor:
-    return _HALF_E8M0[blocks[:, :1].int()] * _E2M1[_nibbles(blocks[:, 1:]).int()]
+def _mxfp4(blocks: Tensor) -> Parts:
+    return Parts(_E2M1.char()[_nibbles(blocks[:, 1:]).int()], _HALF_E8M0[blocks[:, :1].int()])
 
 
 def _nvfp4(blocks: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ def _by_package(name: str) -> Callable[[Tensor], Tensor]:
 
 
 # Bits of the numbers of these types, which begin at 0, or in the middle without minimums.
-_BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q6_K": 6, "Q2_K": 4, "Q3_K": 4}
+_BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q6_K": 6, "Q2_K": 4, "Q3_K": 4, "MXFP4": 5}
 _BYTE = 8
 # Types of which the kernels take the numbers as they are.
 _PARTS: dict[str, Callable[[Tensor], Parts]] = {
@@ -199,6 +199,7 @@ _PARTS: dict[str, Callable[[Tensor], Parts]] = {
     "Q3_K": _q3_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }
 
 
@@ -229,7 +230,6 @@ UNPACK: dict[str, Callable[[Tensor], Tensor]] = {
     "F32": lambda blocks: blocks.contiguous().view(torch.float32),
     "F16": lambda blocks: blocks.contiguous().view(torch.float16).float(),
     "BF16": lambda blocks: blocks.contiguous().view(torch.bfloat16).float(),
-    "MXFP4": _mxfp4,
     "NVFP4": _nvfp4,
     "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0,

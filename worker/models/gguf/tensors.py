@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....kernels.linear.blocks import Blocks
+from ....kernels.linear.blocks import Blocks, join_blocks
 from ....shared.errors import ModelLoadError
 from ..formats.tensors import Readable, Unpacked, pieces
 from .architectures import find_family
@@ -23,6 +23,8 @@ from .families import Family, Place, Target
 from .rope import float32_tensor
 
 _Undo = Callable[[Tensor], Tensor] | None
+# ``_outputs_of`` of a file, which computes each result once, since layers have the same places.
+_OutputsOf = Callable[[Place, tuple[int, ...], bool], Tensor | None]
 
 
 class _Source(NamedTuple):
@@ -35,6 +37,10 @@ class _Source(NamedTuple):
     tensor: GgufTensor
     target: Target
     scales: Tensor | None = None
+
+    def of_matrix(self, number: int) -> _Source:
+        """Return the matrix of that number of a stack."""
+        return self._replace(target=self.target._replace(part=number))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,7 +71,8 @@ def read_gguf(path: Path, dtype: torch.dtype) -> Readable:
             continue
         for target in family.targets(tensor.name, tensor.shape):
             sources.setdefault(target.name, []).append(_Source(tensor, target, scales.get(tensor.name)))
-    return {name: _unpacked(family, name, parts, dtype) for name, parts in sources.items()}
+    outputs = cache(partial(_outputs_of, family))
+    return {name: _unpacked(family, name, parts, dtype, outputs) for name, parts in sources.items()}
 
 
 def _scales_of_nvfp4(file: GgufFile) -> dict[str, Tensor]:
@@ -82,7 +89,7 @@ def _scales_of_nvfp4(file: GgufFile) -> dict[str, Tensor]:
     }
 
 
-def _unpacked(family: Family, name: str, sources: list[_Source], dtype: torch.dtype) -> Unpacked:
+def _unpacked(family: Family, name: str, sources: list[_Source], dtype: torch.dtype, outputs: _OutputsOf) -> Unpacked:
     shape = sources[0].target.shape
     # Views of a tensor without memory show whether the shapes fit.
     sizes = [_view(family, each.target.place, torch.empty(shape, device="meta")).numel() for each in sources]
@@ -96,31 +103,91 @@ def _unpacked(family: Family, name: str, sources: list[_Source], dtype: torch.dt
         for source in sources:
             _write_part(_view(family, source.target.place, out), source)
 
-    source, *others = sources
-    is_plain = source.target.place.undo is None and source.scales is None
-    takes = not others and len(shape) == 2 and is_plain and has_parts(source.tensor.kind.name)
-    return Unpacked(shape, dtype, write, partial(_read_blocks, family, source) if takes else None)
+    takes = all(
+        each.target.place.undo is None and each.scales is None and has_parts(each.tensor.kind.name) for each in sources
+    )
+    if takes and len(shape) == 2:
+        return Unpacked(shape, dtype, write, partial(_read_blocks, sources, outputs))
+    is_transposed = _is_transposed(sources, outputs) if takes and len(shape) == 3 else None
+    if is_transposed is not None:
+        matrices = partial(_matrices_of, family, sources, dtype, outputs, is_transposed=is_transposed)
+        return Unpacked(shape, dtype, write, matrices=matrices)
+    return Unpacked(shape, dtype, write)
 
 
-def _read_blocks(family: Family, source: _Source) -> Blocks | None:
-    """Return the numbers of a matrix as the file has them; None if our kernels cannot use them."""
-    kind, shape = source.tensor.kind, source.target.shape
-    order = _order(family, source.target.place, shape)
-    if order is None:
-        return None
-    # A copy, since torch needs writable memory.
-    blocks = read_blocks(kind.name, torch.from_numpy(np.array(source.data)).view(-1, kind.num_bytes), shape[0])
-    return blocks and blocks.map(lambda rows: rows[order])
+def _is_transposed(sources: list[_Source], outputs: _OutputsOf) -> bool | None:
+    """Return whether a stack has the file's matrices transposed; None if it mixes them."""
+    for is_transposed in (False, True):
+        if all(outputs(each.target.place, each.target.shape, is_transposed) is not None for each in sources):
+            return is_transposed
+    return None
 
 
-def _order(family: Family, place: Place, shape: tuple[int, ...]) -> Tensor | slice | None:
-    """Return the file's row for each row of a matrix; None if more than rows is reordered."""
+def _matrices_of(
+    family: Family, sources: list[_Source], dtype: torch.dtype, outputs: _OutputsOf, *, is_transposed: bool
+) -> list[Unpacked]:
+    """Return the matrices [O, I] of a stack of experts."""
+
+    def matrix(number: int) -> Unpacked:
+        parts = [each.of_matrix(number) for each in sources]
+        _, *shape = sources[0].target.shape
+
+        def write(out: Tensor) -> None:
+            stack = (out.T if is_transposed else out)[None]
+            for part in parts:
+                _write_part(_view(family, part.target.place, stack)[0], part)
+
+        read = partial(_read_blocks, parts, outputs, is_transposed=is_transposed)
+        return Unpacked((shape[1], shape[0]) if is_transposed else (shape[0], shape[1]), dtype, write, read)
+
+    return [matrix(number) for number in range(sources[0].target.shape[0])]
+
+
+def _read_blocks(sources: list[_Source], outputs: _OutputsOf, *, is_transposed: bool = False) -> Blocks | None:
+    """Return the numbers of a matrix as the file has them; None if our kernels cannot use them.
+
+    Args:
+        sources: the tensors of the file, or matrices of stacks, that have its outputs.
+        outputs: see ``_outputs_of``.
+        is_transposed: whether transformers' tensor has a row for each input.
+    """
+    parts: list[Blocks] = []
+    places: list[Tensor] = []
+    for source in sources:
+        of_source, kind = outputs(source.target.place, source.target.shape, is_transposed), source.tensor.kind
+        if of_source is None:
+            return None
+        # A copy, since torch needs writable memory.
+        data = torch.from_numpy(np.array(source.data)).view(-1, kind.num_bytes)
+        part = read_blocks(kind.name, data, len(of_source))
+        if part is None:
+            return None
+        parts.append(part)
+        places.append(of_source)
+    joined, order = join_blocks(parts), torch.cat(places).argsort()
+    return joined if torch.equal(order, torch.arange(len(order))) else joined.map(lambda rows: rows[order])
+
+
+def _outputs_of(family: Family, place: Place, shape: tuple[int, ...], is_transposed: bool) -> Tensor | None:
+    """Return the output of transformers' matrix for each row of the file's; None if more than rows is reordered.
+
+    Args:
+        shape: of a matrix, or of a stack, whose matrices have the same order.
+        is_transposed: whether transformers' matrix has a row for each input.
+    """
+    *_, num_rows, num_columns = shape
     if place.view is None:
-        return slice(None)
-    rows = place.view(family, torch.arange(shape[0])[:, None].expand(shape))
-    if rows.shape[-1] != shape[1] or not (rows == rows[..., :1]).all():
+        return None if is_transposed else torch.arange(num_rows)
+    rows = torch.arange(num_rows)[:, None].expand(num_rows, num_columns)
+    columns = torch.arange(num_columns).expand(num_rows, num_columns)
+    # One matrix stands for all of a stack.
+    both = (columns, rows) if is_transposed else (rows, columns)
+    views = [_view(family, place, each[None] if len(shape) == 3 else each) for each in both]
+    outputs, inputs = (each.flatten(0, -2) for each in views)
+    num_inputs = num_rows if is_transposed else num_columns
+    if inputs.shape[-1] != num_inputs or not (outputs == outputs[:, :1]).all():
         return None
-    return rows[..., 0].flatten().argsort()
+    return outputs[:, 0] if (inputs == torch.arange(num_inputs)).all() else None
 
 
 def _view(family: Family, place: Place, out: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,10 @@ from .processor import ProcessedImage
 
 # Names of the text decoder in transformers' classes.
 _TEXT_PARTS = ("language_model", "text_model")
+# transformers 5.24 calls it "cache".
+_CACHE_FIELD = next(
+    field.name for field in fields(CausalLMOutputWithPast) if field.name in ("cache", "past_key_values")
+)
 
 
 class VisionEncoder:
@@ -140,7 +145,7 @@ class TextDecoder(PreTrainedModel):
         output = self.model(input_ids=input_ids, inputs_embeds=inputs_embeds, **kwargs)
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits: Any = self.lm_head(output.last_hidden_state[:, rows])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=getattr(output, "past_key_values", None))
+        return CausalLMOutputWithPast(logits=logits, **{_CACHE_FIELD: getattr(output, _CACHE_FIELD, None)})
 
 
 def join(decoder: PreTrainedModel, head: nn.Module) -> TextDecoder:

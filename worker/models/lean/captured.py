@@ -5,6 +5,9 @@ size: a step of decodes only by its number of rows, another by its numbers of to
 have no slot and no length: they store nothing, read nothing and their results are ignored. A step of another kind, or a
 larger one, runs one operation at a time, as without graphs.
 
+A start captures a third of the sizes, of which each is at most twice the one before. The others follow between
+requests, those that steps have asked for first; until then steps take a larger one.
+
 The product with ``lm_head`` is in no graph. Its result belongs to the step, which changes it when it samples, so a
 graph would have to return a copy: with 256 rows of 151,936 words in 16 bits 78 MB to read and to write, 50 us at 3
 TB/s. And the pool would hold such a result per size. Leaving it out costs one launch more.
@@ -13,7 +16,7 @@ TB/s. And the pool would hold such a result per size. Leaving it out costs one l
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,6 +43,8 @@ _MAX_TOKENS = 2048
 _TOKEN_SIZES = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, _MAX_TOKENS)
 # For steps with prompts. Few rows with long contexts have their keys split among more programs than many rows.
 _FEW_ROWS = 16
+# Numbers of tokens of a deterministic forward, each a decode (``loading/fixed_shapes.py``).
+TILE_SIZES = (1, 8, 32)
 # Multiplications and additions of a layer's products that keep a device as busy as the host is when it launches the
 # layer: 0.7 ms of a Python host at 600 TFLOP/s of a Hopper GPU (ops/lab/reports/gpu.md).
 _LAYER_FLOP = 4e11
@@ -81,6 +86,11 @@ def row_sizes(max_num_seqs: int) -> tuple[int, ...]:
     return (_FEW_ROWS, limit) if limit > _FEW_ROWS else (limit,)
 
 
+def first_sizes(sizes: Sequence[int]) -> frozenset[int]:
+    """Return those of ascending sizes to capture at the start: powers of two, and the largest."""
+    return frozenset((*(size for size in sizes if size.bit_count() == 1), *sizes[-1:]))
+
+
 # recorder(function) runs the function, and returns a callable that repeats it on the current contents of its tensors.
 # The function must read and write tensors with fixed addresses, and read no number on the host.
 Recorder = Callable[[Callable[[], object]], Callable[[], None]]
@@ -117,6 +127,20 @@ class _Graphs:
     kinds: tuple[PromptGraphs | DecodeGraphs, ...]
     weight_addresses: tuple[int, ...]
 
+    @property
+    def num_uncaptured(self) -> int:
+        return sum(graphs.num_uncaptured for graphs in self.kinds)
+
+    def log_graphs(self, started_s: float, num_bytes: int) -> None:
+        """Log how many there are, of which the last ones took ``num_bytes``."""
+        log.info(
+            "cuda_graphs",
+            count=sum(map(len, self.kinds)),
+            missing=self.num_uncaptured,
+            seconds=round(time.perf_counter() - started_s, 1),
+            mib=num_bytes >> 20,
+        )
+
 
 class CapturedForward(LeanWrapper):
     """A ``forward.Forward`` that replays a lean one, on the same weights and in the same caches.
@@ -136,7 +160,7 @@ class CapturedForward(LeanWrapper):
         # Otherwise the angles take a dozen small launches per step.
         lean.network.make_angles = AngleTable(lean.network.angles, lean.max_model_len)
         self._make_recorder = make_recorder
-        self._token_sizes = token_sizes(token_budget, lean.network)
+        self._token_sizes = () if lean.is_batch_invariant else token_sizes(token_budget, lean.network)
         self._num_slots = 0
         self._num_columns = 0
         self._num_groups = 1
@@ -166,7 +190,7 @@ class CapturedForward(LeanWrapper):
         """Compute the largest step that is captured for ``max_num_seqs`` rows, without a graph, to measure its
         memory.
         """
-        self.lean.profile(max((*self._token_sizes, capture_sizes(max_num_seqs)[-1])), 1)
+        self.lean.profile(max((*self._token_sizes, self._decode_sizes(max_num_seqs)[-1])), 1)
 
     def _release_graphs(self) -> None:
         """Release the graphs, which refer to the earlier caches."""
@@ -184,14 +208,40 @@ class CapturedForward(LeanWrapper):
             self.capture()
 
     def capture(self) -> None:
-        """Capture every size on the weights at their current addresses, unless that is done. Does nothing without a
-        cache.
+        """Capture the first sizes on the weights at their current addresses, unless that is done. Does nothing without
+        a cache.
         """
         addresses = self._weight_addresses()
         if not self._num_slots or (self._graphs is not None and self._graphs.weight_addresses == addresses):
             return
         self._graphs = None  # release the earlier ones first
         self._graphs = self._capture()
+
+    @property
+    def num_uncaptured(self) -> int:
+        """Number of graphs that ``capture_next`` may still capture; 0 while weights or caches are asleep."""
+        graphs = self._graphs
+        is_awake = graphs is not None and graphs.weight_addresses == self._weight_addresses()
+        return graphs.num_uncaptured if graphs is not None and is_awake else 0
+
+    # As in ``_capture``.
+    @torch.inference_mode()
+    def capture_next(self) -> None:
+        """Capture one of ``num_uncaptured`` graphs. Call it between steps."""
+        graphs = self._graphs
+        assert graphs is not None, "none is missing"
+        kind = max(graphs.kinds, key=lambda kind: kind.num_wishes)
+        started, device = time.perf_counter(), self.network.embed_tokens.weight.device
+        free_before = _free_bytes(device)
+        try:
+            kind.capture_next()
+        except torch.OutOfMemoryError as error:
+            # Steps go on with the larger graphs.
+            log.warning("cuda_graphs_left_out", count=graphs.num_uncaptured, reason=str(error))
+            for each in graphs.kinds:
+                each.forget_missing()
+        if not graphs.num_uncaptured:
+            graphs.log_graphs(started, free_before - _free_bytes(device))
 
     def run(self, step: ModelInput) -> Tensor:
         self.capture()
@@ -212,7 +262,7 @@ class CapturedForward(LeanWrapper):
     # Caches are allocated outside of steps, where autograd would keep the results of every layer.
     @torch.inference_mode()
     def _capture(self) -> _Graphs:
-        """Capture every size, the largest first, so that the others reuse its memory in the pool."""
+        """Capture the first sizes, the largest first, so that the others reuse its memory in the pool."""
         started = time.perf_counter()
         weight = self.network.embed_tokens.weight
         free_before = _free_bytes(weight.device)
@@ -230,21 +280,23 @@ class CapturedForward(LeanWrapper):
         def capture(step: ModelInput, out: Tensor) -> Callable[[], None]:
             return recorder(partial(self._transform, step, out))
 
-        decode_sizes = capture_sizes(self._num_slots)
+        sizes = self._decode_sizes(self._num_slots)
         kinds: list[PromptGraphs | DecodeGraphs] = []
         if self._token_sizes:
-            kinds.append(PromptGraphs(self._token_sizes, row_sizes(self._num_slots), graph_layout, capture))
-        kinds.append(DecodeGraphs(decode_sizes, graph_layout, capture))
-        log.info(
-            "cuda_graphs",
-            count=sum(map(len, kinds)),
-            max_rows=decode_sizes[-1],
-            max_tokens=max(self._token_sizes, default=0),
-            seconds=round(time.perf_counter() - started, 1),
-            mib=(free_before - _free_bytes(weight.device)) >> 20,
-        )
+            first, rows = self._first_of(self._token_sizes), row_sizes(self._num_slots)
+            kinds.append(PromptGraphs(self._token_sizes, rows, first, graph_layout, capture))
+        kinds.append(DecodeGraphs(sizes, self._first_of(sizes), graph_layout, capture))
         # Most steps are decodes, and any step that fits their graphs fits no better elsewhere.
-        return _Graphs((*reversed(kinds),), self._weight_addresses())
+        graphs = _Graphs((*reversed(kinds),), self._weight_addresses())
+        graphs.log_graphs(started, free_before - _free_bytes(weight.device))
+        return graphs
+
+    def _decode_sizes(self, num_slots: int) -> tuple[int, ...]:
+        return TILE_SIZES if self.lean.is_batch_invariant else capture_sizes(num_slots)
+
+    def _first_of(self, sizes: tuple[int, ...]) -> frozenset[int]:
+        # Ranks capture together, and pause at different times.
+        return first_sizes(sizes) if self.lean.groups is None else frozenset(sizes)
 
     def _transform(self, step: ModelInput, out: Tensor) -> None:
         # Copied out, so that the result holds no memory of the pool, which the other graphs use.
@@ -274,11 +326,11 @@ def without_graphs(forward: Forward) -> Forward:
 def _obstacle(lean: LeanForward) -> str | None:
     """Return why the steps of ``lean`` cannot be captured; None if they can."""
     weight = lean.network.embed_tokens.weight
+    if lean.is_batch_invariant and lean.groups is not None:
+        # The check at load observes the operations of each forward, and a replay by ranks shows none.
+        return "deterministic ranks compute in tiles"
     if lean.keeps_state:
         return "it keeps states besides keys and values"
-    if lean.is_batch_invariant:
-        # The check at load observes the operations of each forward, and a replay shows none.
-        return "a deterministic engine computes in tiles"
     if not is_capturable(weight.device, weight.dtype, lean.attention_backend):
         return f"there is no attention kernel for {weight.dtype} on {weight.device.type}"
     if any(isinstance(part, OwnMlp) for part in lean.network.modules()):

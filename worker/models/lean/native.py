@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ from ....kernels.decoder import (
 from ....kernels.decoder import EmbeddingPart as EmbeddingPartWeights
 from ....kernels.decoder import LayerEmbeddings as LayerEmbeddingsWeights
 from ....kernels.gated_activation import ACTIVATIONS
+from ....kernels.huge_pages import Arena
 from ....kernels.linear import PackedWeight
-from ..attention.caches import zeros
 from ..attention.page_layout import PageLayout
 from ..attention.pages import use_pages
 from ..forward import Forward, ModelInput
@@ -91,11 +92,7 @@ class NativeForward(LeanWrapper):
             for index, (place, layer) in enumerate(zip(places, self.network.layers, strict=True))
             if isinstance(layer, LeanLayer)
         }
-        nothing = torch.empty(0, dtype=dtype)
-        keys, values = (
-            [zeros(shapes[place], dtype, device) if place in shapes else nothing for place in range(max(places) + 1)]
-            for _ in range(2)
-        )
+        keys, values = _interleaved(shapes, max(places) + 1, dtype)
         self._cache = [keys[place] for place in places], [values[place] for place in places], block_size, groups
         self._decoder.use_cache(*self._cache)
         self.lean.states.allocate(num_slots, device)
@@ -135,7 +132,7 @@ class NativeForward(LeanWrapper):
     def caches(self) -> list[Tensor]:
         """Keys and values of all attention layers, in the library's layout; a shared cache is listed once."""
         keys, values, *_ = self._cache
-        return list({id(cache): cache for cache in keys + values if cache.ndim > 1}.values())
+        return list({id(cache): cache for cache in keys + values if cache.ndim > 2}.values())
 
     def renew(self) -> None:
         """Read weights and windows from the lean forward again."""
@@ -159,6 +156,24 @@ class NativeForward(LeanWrapper):
         self._num_angles = num_positions
         angles = self.network.angles(self.network.embed_tokens.weight, torch.arange(num_positions))
         return [(cos.float().contiguous(), sin.float().contiguous()) for cos, sin in angles]
+
+
+def _interleaved(
+    shapes: Mapping[int, tuple[int, int, int]], num_places: int, dtype: torch.dtype
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return keys and values of each place, ``[NB, KVH, size]``; empty tensors for a place without a shape.
+
+    The parts of a block are adjacent. So blocks in use fill huge pages; the first blocks of one tensor per layer would
+    take a huge page each.
+    """
+    sizes = [math.prod(shapes[place][1:]) if place in shapes else 0 for place in range(num_places)]
+    num_blocks = max((shape[0] for shape in shapes.values()), default=0)
+    blocks = Arena().zeros((num_blocks, 2 * sum(sizes)), dtype)
+    parts = [
+        part.unflatten(1, shapes[index // 2][1:]) if index // 2 in shapes else part
+        for index, part in enumerate(blocks.split([size for size in sizes for _ in range(2)], dim=1))
+    ]
+    return parts[::2], parts[1::2]
 
 
 def _no_cache(lean: LeanForward) -> tuple[list[Tensor], list[Tensor], int, Sequence[int]]:
@@ -243,11 +258,12 @@ def weights_of(lean: LeanForward) -> DecoderWeights:
     assert final_norm is not None
     groups = lean.groups
     is_first, is_last = groups is None or groups.is_first_stage, groups is None or groups.is_last_stage
+    lm_head = None if _is_stage(lean) else _packed_weight(network.lm_head)
     return DecoderWeights(
         embeddings=network.embed_tokens.weight,
         layers=tuple(_all_layer_weights(lean)),
         final_norm=final_norm if is_last else None,
-        lm_head=None if _is_stage(lean) else _packed_weight(network.lm_head),
+        lm_head=lm_head,
         num_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
         head_dim=first.head_dim,
@@ -256,6 +272,7 @@ def weights_of(lean: LeanForward) -> DecoderWeights:
         logit_scale=plan.logit_scale,
         logit_softcap=plan.logit_softcap,
         layer_embeddings=None if layer_embeddings is None else _layer_embeddings(layer_embeddings),
+        embeds_by_head=plan.ties_head and lm_head is not None and lm_head.blocks is not None,
     )
 
 

@@ -32,7 +32,7 @@ class StagedForward(LeanWrapper):
         lean: with the layers of this stage.
 
     Attributes:
-        layers: what computes the layers: ``lean``, or the same in one call of the compiled library.
+        layers: the forward of the layers: ``lean``, or the same in one call of the compiled library.
     """
 
     def __init__(self, lean: LeanForward, groups: RankGroups) -> None:
@@ -119,7 +119,7 @@ class StagedForward(LeanWrapper):
 
 
 def computing_layers(forward: Forward) -> Forward:
-    """Return what computes the layers of ``forward``: that of a stage, or ``forward`` itself."""
+    """Return the forward that computes the layers: that of a stage, or ``forward`` itself."""
     return forward.layers if isinstance(forward, StagedForward) else forward
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -72,6 +73,10 @@ class _Inputs:
             for (name, begin), (shape, dtype) in zip(self._begins.items(), shapes.values(), strict=True)
         }
 
+    def mark_unused(self) -> None:
+        """Set all tensors to 0."""
+        self._memory.zero_()
+
     def copy(self, table: NDArray[Any], write: Callable[[dict[str, NDArray[Any]]], None]) -> Tensor:
         """Copy arrays that ``write`` fills, by the tensors' names, and return a copy of ``table`` on the device.
 
@@ -119,12 +124,18 @@ class _Buffers:
             num_groups * num_rows * layout.num_columns,
             device,
         )
-        for name in ("slots", "token_lora"):
-            self._inputs.tensors[name].fill_(-1)
         self._tables = torch.zeros((num_groups, num_rows, layout.num_columns), dtype=torch.int64, device=device)
         # Tokens of the step before are at the end, where indices count from.
         self._fed_tokens = torch.zeros(layout.max_fed_tokens, dtype=torch.int64, device=device)
         self.hidden = layout.like.new_zeros(num_rows, layout.like.shape[-1])
+        self.mark_unused()
+
+    def mark_unused(self) -> None:
+        """Mark all tokens and rows unused."""
+        self._inputs.mark_unused()
+        self._tables.zero_()
+        for name in ("slots", "token_lora"):
+            self._inputs.tensors[name].fill_(-1)
 
     def _input_of(self, num_tokens: int, logit_rows: Tensor, batch: PagedBatch, *, has_adapters: bool) -> ModelInput:
         tensors = self._inputs.tensors
@@ -196,6 +207,9 @@ class PromptBuffers(_Buffers):
         # Row starts, their lengths, and those of decodes.
         shapes = {"rows": ((3, num_rows + 1), torch.int32), "logit_rows": ((num_rows,), torch.int64)}
         super().__init__(num_tokens, num_rows, layout, shapes)
+
+    def mark_unused(self) -> None:
+        super().mark_unused()
         self._inputs.tensors["rows"][2] = -1
 
     def input_of(self, num_tokens: int, num_rows: int, *, has_adapters: bool) -> ModelInput:
@@ -232,81 +246,156 @@ def _write_rows(rows: NDArray[Any], batch: PagedBatch) -> None:
     rows[2, :num_rows], rows[2, num_rows:] = np.where(query_lens == 1, seq_lens, -1), -1
 
 
+# Numbers of a graph: rows, or tokens and rows.
+Size = tuple[int, ...]
+# A size, and whether tokens may have adapters.
+_Key = tuple[Size, bool]
 # capture(step, out): record the computation that writes the hidden rows of ``step`` into ``out``; return a callable
 # that repeats it.
 Capture = Callable[[ModelInput, Tensor], Callable[[], None]]
 
 
-class DecodeGraphs:
-    """Graphs of steps in which each row has one token.
+class StepGraphs(ABC):
+    """Graphs of one kind of steps, by size. A step takes the smallest graph that it fits.
 
     Args:
-        sizes: numbers of rows, ascending.
+        first: sizes to capture now, and ``later`` those for ``capture_next``; each in the order of capture.
+        buffers: of the largest size.
     """
 
-    def __init__(self, sizes: tuple[int, ...], layout: GraphLayout, capture: Capture) -> None:
-        self._sizes = sizes
-        self._buffers = DecodeBuffers(sizes[-1], layout)
-        self._replays = {
-            (size, has_adapters): capture(
-                self._buffers.input_of(size, has_adapters=has_adapters), self._buffers.hidden[:size]
-            )
-            for size, has_adapters in itertools.product(reversed(sizes), layout.has_adapters)
-        }
+    def __init__(
+        self, first: Iterable[Size], later: Iterable[Size], buffers: _Buffers, layout: GraphLayout, capture: Capture
+    ) -> None:
+        self._buffers = buffers
+        self._capture_of = capture
+        self._replays: dict[_Key, Callable[[], None]] = {}
+        # How many steps would have taken each graph that is missing.
+        self._wishes = dict.fromkeys(itertools.product(later, layout.has_adapters), 0)
+        for key in itertools.product(first, layout.has_adapters):
+            self._replays[key] = self._capture(*key)
 
     def __len__(self) -> int:
         return len(self._replays)
 
+    @property
+    def num_uncaptured(self) -> int:
+        return len(self._wishes)
+
+    @property
+    def num_wishes(self) -> int:
+        """Number of steps that would have taken the missing graph that most of them would have taken; -1 if none is
+        missing.
+        """
+        return max(self._wishes.values(), default=-1)
+
+    def capture_next(self) -> None:
+        """Capture the missing graph that most steps would have taken; of equal ones the first."""
+        key = max(self._wishes, key=self._wishes.__getitem__)
+        # A capture also runs the step, and the last step's blocks may belong to other requests now.
+        self._buffers.mark_unused()
+        self._replays[key] = self._capture(*key)
+        del self._wishes[key]
+
+    def forget_missing(self) -> None:
+        """Capture no further graphs."""
+        self._wishes.clear()
+
+    @abstractmethod
+    def _capture(self, size: Size, has_adapters: bool) -> Callable[[], None]:
+        """Capture a graph; return its replay."""
+
+    def _fitting(self, sizes: Iterable[Size], *, has_adapters: bool) -> Size | None:
+        """Return the first of ``sizes`` that was captured, and record that a missing first one is asked for; None if
+        none was captured.
+        """
+        ascending = iter(sizes)
+        best = next(ascending, None)
+        if best is None or (best, has_adapters) in self._replays:
+            return best
+        if (best, has_adapters) in self._wishes:
+            self._wishes[best, has_adapters] += 1
+        return next((size for size in ascending if (size, has_adapters) in self._replays), None)
+
+
+class DecodeGraphs(StepGraphs):
+    """Graphs of steps in which each row has one token.
+
+    Args:
+        sizes: numbers of rows, ascending.
+        first: those of them to capture now, with the largest.
+    """
+
+    _buffers: DecodeBuffers
+
+    def __init__(self, sizes: Sequence[int], first: Container[int], layout: GraphLayout, capture: Capture) -> None:
+        self._sizes = sizes
+        now = [(size,) for size in reversed(sizes) if size in first]
+        later = [(size,) for size in reversed(sizes) if size not in first]
+        super().__init__(now, later, DecodeBuffers(sizes[-1], layout), layout, capture)
+
+    def _capture(self, size: Size, has_adapters: bool) -> Callable[[], None]:
+        (num_rows,) = size
+        step = self._buffers.input_of(num_rows, has_adapters=has_adapters)
+        return self._capture_of(step, self._buffers.hidden[:num_rows])
+
     def replay(self, step: ModelInput) -> Tensor | None:
         """Return the input of the head, ``[R, hidden size]``, valid until the next replay; None if no graph fits."""
         num_rows = len(step.batch.query_lens)
-        place = bisect_left(self._sizes, num_rows)
-        if place == len(self._sizes) or step.batch.num_decodes < num_rows:
+        if step.batch.num_decodes < num_rows:
             return None
-        size = self._sizes[place]
-        self._buffers.fill(step, size)
-        self._replays[size, step.token_lora is not None]()
+        has_adapters = step.token_lora is not None
+        larger = ((size,) for size in self._sizes[bisect_left(self._sizes, num_rows) :])
+        size = self._fitting(larger, has_adapters=has_adapters)
+        if size is None:
+            return None
+        self._buffers.fill(step, size[0])
+        self._replays[size, has_adapters]()
         if len(step.logit_rows) == num_rows:
             return self._buffers.hidden[:num_rows]
         return self._buffers.hidden[to_device(host_array(step.logit_rows), self._buffers.hidden.device)]
 
 
-class PromptGraphs:
+class PromptGraphs(StepGraphs):
     """Graphs of steps in which some rows have several tokens, with causal attention.
 
     Args:
         token_sizes, row_sizes: numbers of tokens and of rows, ascending; every combination is captured.
+        first: numbers of tokens for which to capture the largest number of rows now, with the largest.
     """
 
+    _buffers: PromptBuffers
+
     def __init__(
-        self, token_sizes: tuple[int, ...], row_sizes: tuple[int, ...], layout: GraphLayout, capture: Capture
+        self,
+        token_sizes: Sequence[int],
+        row_sizes: Sequence[int],
+        first: Container[int],
+        layout: GraphLayout,
+        capture: Capture,
     ) -> None:
         self._token_sizes, self._row_sizes = token_sizes, row_sizes
-        self._buffers = PromptBuffers(token_sizes[-1], row_sizes[-1], layout)
-        self._replays = {
-            (num_tokens, num_rows, has_adapters): capture(
-                self._buffers.input_of(num_tokens, num_rows, has_adapters=has_adapters),
-                self._buffers.hidden[:num_rows],
-            )
-            for num_tokens, num_rows, has_adapters in itertools.product(
-                reversed(token_sizes), reversed(row_sizes), layout.has_adapters
-            )
-        }
+        all_sizes = list(itertools.product(reversed(token_sizes), reversed(row_sizes)))
+        now = [size for size in all_sizes if size[0] in first and size[1] == row_sizes[-1]]
+        later = [size for size in all_sizes if size not in now]
+        super().__init__(now, later, PromptBuffers(token_sizes[-1], row_sizes[-1], layout), layout, capture)
 
-    def __len__(self) -> int:
-        return len(self._replays)
+    def _capture(self, size: Size, has_adapters: bool) -> Callable[[], None]:
+        step = self._buffers.input_of(*size, has_adapters=has_adapters)
+        return self._capture_of(step, self._buffers.hidden[: size[1]])
 
     def replay(self, step: ModelInput) -> Tensor | None:
         """Return the same as ``DecodeGraphs.replay``."""
-        num_logits = len(step.logit_rows)
+        num_logits, has_adapters = len(step.logit_rows), step.token_lora is not None
         tokens = bisect_left(self._token_sizes, len(step.token_ids))
         rows = bisect_left(self._row_sizes, max(len(step.batch.query_lens), num_logits))
-        is_too_large = tokens == len(self._token_sizes) or rows == len(self._row_sizes)
-        if is_too_large or step.batch.visible_ends is not None:
+        if step.batch.visible_ends is not None:
             return None
-        size = self._token_sizes[tokens]
-        self._buffers.fill(step, size)
-        self._replays[size, self._row_sizes[rows], step.token_lora is not None]()
+        larger = itertools.product(self._token_sizes[tokens:], self._row_sizes[rows:])
+        size = self._fitting(larger, has_adapters=has_adapters)
+        if size is None:
+            return None
+        self._buffers.fill(step, size[0])
+        self._replays[size, has_adapters]()
         return self._buffers.hidden[:num_logits]
 
 

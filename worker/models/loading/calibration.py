@@ -24,6 +24,7 @@ from ....kernels.paged_attention import PagedBatch
 from ...config.engine_config import EngineConfig
 from ..checkpoint.folder import TOKENIZER_FILE
 from ..checkpoint.tokenizer_folder import tokenizer_folder
+from ..checks.wide_products import wide_products
 from ..forward import Forward, ModelInput
 from ..placing.packed_linear import linear_layers_of, pack_in_four_bits, takes_four_bits
 
@@ -129,7 +130,7 @@ class _ByExamples:
         for plain in self._paths:
             vars(plain)["forward"] = partial(self._pack, plain)
         try:
-            with suppress(_LogitsNotNeeded):
+            with suppress(_LogitsNotNeeded), wide_products():
                 run_prompts(forward, prompts)
         finally:
             for plain in self._paths:

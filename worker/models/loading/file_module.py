@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ....shared.errors import ModelLoadError
 from ..formats.tensors import Readable, Unpacked
-from ..placing.file_numbers import empty_weight
+from ..placing.file_numbers import empty_weight, has_matrices
 from ..plan import DecoderPlan
 
 
@@ -28,7 +28,11 @@ class _Part(nn.Module):
         self._name = name
         # The code of layers asks for the bias of modules that may have none.
         for leaf, tensor in ({"bias": None} | tensors).items():
-            self.register_parameter(leaf, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
+            if tensor is not None and not isinstance(tensor, nn.Parameter):
+                self.register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+            else:
+                # It may know its sources in the file.
+                self.register_parameter(leaf, tensor)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -45,7 +49,8 @@ class FileModule(nn.Module):
         tensors: of the files, by the names of the module's tensors.
         dtype: of all tensors.
         angles: the modules that compute angles, by their names.
-        takes_file_numbers: linear layers whose numbers in the file our kernels can use get weights without content.
+        takes_file_numbers: linear layers and experts whose numbers in the file our kernels can use get weights without
+            content.
     """
 
     device = torch.device("cpu")
@@ -88,7 +93,7 @@ class FileModule(nn.Module):
             return ScaledEmbedding(self._read_tensor(f"{target}.weight"), of_layers.embedding_scale)
         empty = self._empty_weight(target)
         parts = {} if empty is None else {"weight": empty}
-        parts |= {leaf: self._read_tensor(f"{target}.{leaf}") for leaf in self._leaves[target] if leaf not in parts}
+        parts |= {leaf: self._read_part(f"{target}.{leaf}") for leaf in self._leaves[target] if leaf not in parts}
         weight = parts.get("weight")
         if weight is not None and weight.ndim == 2 and parts.keys() <= {"weight", "bias"}:
             return _linear_layer(weight, parts.get("bias"))
@@ -110,6 +115,11 @@ class FileModule(nn.Module):
         if not self._takes_file_numbers or not is_linear or not isinstance(source, Unpacked) or source.blocks is None:
             return None
         return empty_weight(source)
+
+    def _read_part(self, name: str) -> Tensor:
+        """Read a tensor, unless it is a stack of matrices whose numbers in the file can be used."""
+        source = self._tensors.get(name)
+        return empty_weight(source) if self._takes_file_numbers and has_matrices(source) else self._read_tensor(name)
 
     def _read_tensor(self, name: str) -> Tensor:
         if name not in self._tensors:

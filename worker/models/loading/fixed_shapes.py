@@ -15,7 +15,7 @@ serve. They use every shape that will ever occur, which answers the first two; t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,14 +29,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ConfigurationError
 from ..forward import ModelInput
+from ..lean.captured import TILE_SIZES, CapturedForward, without_graphs
 from ..loaded import LoadedModel
 from ..placing.device import to_device
 
 log = structlog.get_logger(__name__)
 
 # The large size is for throughput, the small one for a single request. The demo model: 138 tokens/s in forwards of 32,
-# 283 of 8 and 294 of 4; with 32 requests 2,790, 1,250 and 700.
-_TILE_SIZES = (32, 8)
+# 283 of 8 and 294 of 4; with 32 requests 2,790, 1,250 and 700. One token is the last resort.
+_ONE, *_TILE_SIZES = TILE_SIZES
 # Tokens of a forward of any size in the check: more than two tiles of any processor, and no multiple of one.
 _MANY_TOKENS = 41
 _PROMPT_LEN = 6
@@ -119,6 +120,8 @@ def _cut(num_tokens: int, tile_sizes: tuple[int, ...]) -> Iterator[tuple[int, in
 def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_size: int, block_size: int) -> Tensor:
     """Return the requested logits of the tile that begins with token ``start``."""
     device = model.device
+    # Graphs take all inputs from the host in one copy.
+    input_device = torch.device("cpu") if isinstance(model.forward, CapturedForward) else device
     stop = min(start + tile_size, len(tokens.token_ids))
     index = np.minimum(np.arange(start, start + tile_size), stop - 1)
     is_token = np.arange(tile_size) < stop - start
@@ -126,27 +129,27 @@ def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_siz
     num_blocks = -(-int(seq_lens.max()) // block_size)
     # Every token is a row, a decode, so a request's second token in a tile is like any other.
     batch = PagedBatch(
-        block_table=to_device(tokens.block_table[tokens.table_rows[index], :num_blocks], device),
-        slot_mapping=to_device(np.where(is_token, tokens.slot_mapping[index], -1), device),
+        block_table=to_device(tokens.block_table[tokens.table_rows[index], :num_blocks], input_device),
+        slot_mapping=to_device(np.where(is_token, tokens.slot_mapping[index], -1), input_device),
         query_lens=[1] * tile_size,
         seq_lens=seq_lens.tolist(),
         block_size=block_size,
     )
     if tokens.group_tables is not None and tokens.group_slots is not None:
         tables = tokens.group_tables[:, tokens.table_rows[index], :num_blocks]
-        batch.group_tables = to_device(np.ascontiguousarray(tables), device)
-        batch.group_slots = to_device(np.where(is_token, tokens.group_slots[:, index], -1), device)
+        batch.group_tables = to_device(np.ascontiguousarray(tables), input_device)
+        batch.group_slots = to_device(np.where(is_token, tokens.group_slots[:, index], -1), input_device)
     rows = tokens.logit_rows[(tokens.logit_rows >= start) & (tokens.logit_rows < stop)] - start
     # The last layer also gets a whole tile. A tile without requested logits computes one unused row.
     logit_rows = np.arange(tile_size if len(rows) else 1)
     step = ModelInput(
-        token_ids=to_device(tokens.token_ids[index], device),
-        positions=to_device(tokens.positions[index], device),
-        logit_rows=to_device(logit_rows, device),
+        token_ids=to_device(tokens.token_ids[index], input_device),
+        positions=to_device(tokens.positions[index], input_device),
+        logit_rows=to_device(logit_rows, input_device),
         batch=batch,
         state_slots=tokens.table_rows[index],
         inputs_embeds=None if tokens.inputs_embeds is None else tokens.inputs_embeds[to_device(index, device)],
-        token_lora=None if tokens.token_lora is None else to_device(tokens.token_lora[index], device),
+        token_lora=None if tokens.token_lora is None else to_device(tokens.token_lora[index], input_device),
     )
     logits = model.forward.run(step)
     return logits[to_device(rows, device)]
@@ -196,13 +199,13 @@ def choose_tile_sizes(model: LoadedModel) -> tuple[int, ...]:
         )
     sizes: list[int] = []
     expected = None
-    for tile_size in _TILE_SIZES:
+    for tile_size in reversed(_TILE_SIZES):
         logits = _logits_in_tiles(model, tile_size) if _has_fixed_shapes(model, tile_size) else None
         expected = logits if expected is None else expected
         if logits is not None and expected is not None and torch.equal(logits, expected):
             sizes.insert(0, tile_size)
-    if not sizes and _logits_in_tiles(model, 1) is not None:
-        sizes = [1]
+    if not sizes and _logits_in_tiles(model, _ONE) is not None:
+        sizes = [_ONE]
     if not sizes:
         raise ConfigurationError(
             f"--deterministic cannot be kept: the logits of {model.architecture} depend on the batch here, even with "
@@ -215,6 +218,8 @@ def choose_tile_sizes(model: LoadedModel) -> tuple[int, ...]:
 def _has_fixed_shapes(model: LoadedModel, tile_size: int) -> bool:
     """Whether a tile of equal tokens and one of random tokens run the same operations on tensors of equal shapes."""
     token_ids = _allocate(model, tile_size)
+    # A graph's replay shows no operations.
+    model = replace(model, forward=without_graphs(model.forward))
     traces = []
     for first in (0, tile_size):
         with _ShapeTrace() as trace:

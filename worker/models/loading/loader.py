@@ -162,6 +162,7 @@ def _load_generating(
         image_refusal=refusal,
         quantization=weight_format(config, folder, forward.network),
         groups=groups,
+        shares=read.shares,
         is_row_independent=is_row_independent(forward, backend),
         **common,
     )

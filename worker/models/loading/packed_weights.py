@@ -144,7 +144,7 @@ class _Content:
     def load(self, name: str) -> Tensor:
         """Return a tensor in memory of its own."""
         stored = self._locate(name)
-        tensor = self._arena.empty(stored.shape, stored.torch_dtype)
+        tensor = self._arena.zeros(stored.shape, stored.torch_dtype)
         self._file.readinto(_memory_of(tensor).data)
         self._check(name, _checksum(_memory_of(tensor)))
         return tensor

@@ -66,8 +66,6 @@ def check_kind(
         fact = "a model that pools is computed by one rank"
     elif is_vision_type(model_config):
         _check_vision(model_config, architecture, layout)
-    if not fact and config.enable_lora:
-        fact = "adapters are computed by one rank; leave enable_lora out"
     if fact:
         raise ConfigurationError(
             f"{describe_layout(layout)}, but {fact} ({architecture}): use tensor_parallel_size 1 and "

@@ -31,7 +31,9 @@ from ..lean.reading.decoder import read_decoder
 from ..parallel.cut import check_layout, cut_decoder, plan_of_part
 from ..parallel.groups import RankGroups
 from ..parallel.planned import chosen_device, planned_options
+from ..parallel.shares import ModelShares, linear_sizes, shares_of
 from ..placing.device import return_free_memory
+from ..placing.moving import move_module
 from ..plan import DecoderPlan
 from ..pooling.folder import pools
 from ..pooling.loading import load_pooling_module
@@ -65,7 +67,7 @@ def read_module(
     )
     # The allocator would keep the memory in which quantised weights were unpacked.
     return_free_memory()
-    torch.nn.Module.to(module, device)
+    move_module(module, device)
     return module.eval()
 
 
@@ -113,6 +115,7 @@ class ReadModel:
         vision: verified vision model, at the first of several ranks; None if the model takes no images.
         image_refusal: why it takes none.
         encoder: vision encoder, verified or not.
+        shares: the rank's parts of linear layers; None for whole layers, or parts by transformers' plan.
     """
 
     module: PreTrainedModel
@@ -125,6 +128,7 @@ class ReadModel:
     image_refusal: str = ""
     encoder: VisionEncoder | None = None
     is_whole: bool = True
+    shares: ModelShares | None = None
 
 
 def read_model(
@@ -238,9 +242,11 @@ def _cut_part(
         if "lean" in read.modes:
             read.plan = plan_of_part(read_decoder(text, max_model_len, device), groups.layout, groups.rank)
     read.is_whole = False
+    sizes = linear_sizes(text)
     cut_decoder(text, groups)
+    read.shares = shares_of(sizes, text, groups)
     for part in (text, *((read.encoder.module,) if read.encoder else ())):
-        torch.nn.Module.to(part, device)
+        move_module(part, device)
     return read
 
 
@@ -269,6 +275,8 @@ def _planned_part(
         )
     if not config.needs_weights:
         raise ConfigurationError(f"{fact} reads files, and load_format is 'dummy'; use load_format 'auto'")
+    if config.enable_lora:
+        raise ConfigurationError(f"{fact} changes linear layers; leave enable_lora out, or use one rank")
     if config.enable_prompt_embeds:
         # Only rank 0 embeds tokens in addition to passed embeddings, and would wait for the others.
         raise ConfigurationError(f"{fact} shares the embeddings, too; leave enable_prompt_embeds out, or use one rank")

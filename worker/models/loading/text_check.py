@@ -15,6 +15,7 @@ from ....shared.errors import ModelLoadError
 from ...config.engine_config import EngineConfig
 from ..checks.divergence import Scores
 from ..checks.kl_limits import QUALITY_TEXT, largest_kl
+from ..checks.wide_products import wide_products
 from ..forward import Forward
 from .calibration import TextEncoder, run_prompts
 
@@ -81,6 +82,7 @@ class TextCheck:
 
     def _run(self, forward: Forward) -> tuple[Tensor, Tensor]:
         """Return logits ``[N, V]``, and the tokens ``[N]`` that follow."""
-        logits = run_prompts(forward, [self._prompt], slice(-self._num_scored - 1, -1))
+        with wide_products():
+            logits = run_prompts(forward, [self._prompt], slice(-self._num_scored - 1, -1))
         forward.commit()
         return logits, torch.tensor(self._prompt[-self._num_scored :])

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PROBE_TOKENS = 2
-_CACHE_ARGUMENTS = ("past_key_values", "cache_params")
+# transformers 5.24 calls it "cache"; older versions have the others.
+_CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
 
 
 class PackedForward:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....shared.errors import ConfigurationError
+from ....shared.process.heap import return_free_heap
 from ...config.engine_config import EngineConfig
 
 # Attribute of a copy that refers to its source.
@@ -77,5 +76,4 @@ def return_free_memory() -> None:
     """Return freed memory to the device and the operating system; the allocators would keep it for later."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    with suppress(OSError, AttributeError):  # another C library than glibc
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return_free_heap()

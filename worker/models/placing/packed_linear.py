@@ -168,10 +168,15 @@ def pack_adjacent(
 ) -> list[OwnPackedLinear] | None:
     """Pack layers of one input, by path, so that ``concatenate_outputs`` needs no copy; None if that is impossible."""
     plain = list(layers.values())
-    pack, *others = {_packing_of(path, each, quantization) for path, each in layers.items()}
-    if pack is None or others or any(each.out_features % PANEL for each in plain[:-1]):
+    if any(each.out_features % PANEL for each in plain[:-1]):
         return None
-    whole = pack(torch.cat([each.weight.detach() for each in plain]), None, arena)
+    weights = [each.weight.detach() if quantization else each.weight for each in plain]
+    whole = pack_file_numbers(weights, None, arena)
+    if whole is None:
+        pack, *others = {_packing_of(path, each, quantization) for path, each in layers.items()}
+        if pack is None or others:
+            return None
+        whole = pack(torch.cat([each.detach() for each in weights]), None, arena)
     pieces = split_weight(whole, [each.out_features for each in plain])
     packed_weights = [replace(piece, bias=pack_bias(each.bias)) for each, piece in zip(plain, pieces, strict=True)]
     return [OwnPackedLinear(*both) for both in zip(plain, packed_weights, strict=True)]
@@ -186,7 +191,7 @@ def concatenate_outputs(linears: Sequence[OwnPackedLinear]) -> PackedWeight:
 
 
 def _pack(path: str, plain: nn.Linear, quantization: str | None, arena: Arena) -> PackedLinear | None:
-    file_numbers = pack_file_numbers(plain, arena) if quantization is None else None
+    file_numbers = pack_file_numbers([plain.weight], plain.bias, arena) if quantization is None else None
     if file_numbers is not None:
         return OwnPackedLinear(plain, file_numbers)
     if plain.weight.is_meta:

@@ -17,12 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels import native
-from ....kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights, NormWeights, can_decode
+from ....kernels.decoder import (
+    Decoder,
+    DecoderBatch,
+    DecoderWeights,
+    LayerAdapters,
+    LayerWeights,
+    NormWeights,
+    can_decode,
+)
 from ....kernels.gated_activation import ACTIVATIONS
 from ....kernels.huge_pages import Arena
 from ....kernels.linear import PackedWeight
 from ....shared.errors import ModelLoadError
-from ..checks.conformance import tolerance_of
 from ..lean.layers.norms import CentredNorm, Norm, make_norm
 from ..lean.layers.rotation import angles_of
 from ..modes.packed import install_attention
@@ -45,16 +52,21 @@ _FIRST_NUM_ANGLES = 512
 
 
 class CompiledEncoder(EncoderForward):
-    """An ``EncoderForward`` on the same weights, whose linear layers must be packed."""
+    """An ``EncoderForward`` on the same weights, whose linear layers must be packed.
+
+    Args:
+        plan: structure of its layers.
+    """
 
     attention_backend = "native"
     enough_tokens = _ENOUGH_TOKENS
 
     def __init__(self, encoder: EncoderForward, plan: EncoderPlan) -> None:
         super().__init__(encoder.network, encoder.attention, encoder.first_position)
-        self._plan = plan
+        self.plan = plan
         self._num_angles = 0
         self._num_blocks = 0
+        self._adapters: LayerAdapters | None = None
         self._bind_weights()
 
     def _states(self, texts: Texts, rows: Tensor) -> Tensor:
@@ -66,7 +78,7 @@ class CompiledEncoder(EncoderForward):
         self._reserve(sum(int(piece.num_blocks.sum()) for piece in pieces), max(texts.lens))
         batches, first_block = list[DecoderBatch](), 0
         for piece in pieces:
-            batches.append(self._batch(embedded, texts.positions, piece, rows, first_block))
+            batches.append(self._batch(embedded, texts, piece, rows, first_block))
             first_block += int(piece.num_blocks.sum())
         if max(len(piece) for piece in pieces) * len(pieces) <= _LARGEST_PIECE * sum(texts.lens):
             parts = self._decoder.run_all(batches)
@@ -74,15 +86,20 @@ class CompiledEncoder(EncoderForward):
             parts = [self._decoder.run(batch) for batch in batches]
         return torch.cat(parts).to(embedded.dtype)
 
-    def _batch(self, embedded: Tensor, positions: Tensor, piece: Piece, rows: Tensor, first_block: int) -> DecoderBatch:
-        """Return the texts of ``piece`` as a batch, whose blocks begin with ``first_block``, with its part of
+    def use_adapters(self, adapters: LayerAdapters) -> None:
+        """Use ``adapters`` for ``token_lora`` from now on."""
+        self._adapters = adapters
+        self._decoder.use_adapters(adapters)
+
+    def _batch(self, embedded: Tensor, texts: Texts, piece: Piece, rows: Tensor, first_block: int) -> DecoderBatch:
+        """Return those of ``piece`` as a batch, whose blocks begin with ``first_block``, with its part of
         ``rows``.
         """
         lens, num_blocks = piece.lens, piece.num_blocks
         first_blocks = first_block + np.cumsum(num_blocks) - num_blocks
         all_rows = rows.numpy()
         first, last = np.searchsorted(all_rows, (piece.start, piece.end))
-        positions = positions[piece.start : piece.end]
+        positions = texts.positions[piece.start : piece.end]
         table = first_blocks[:, None] + np.arange(num_blocks.max())
         seq_lens = torch.from_numpy(lens)
         return DecoderBatch(
@@ -95,6 +112,7 @@ class CompiledEncoder(EncoderForward):
             logit_rows=torch.from_numpy(all_rows[first:last] - piece.start),
             angles=self._angles,
             inputs_embeds=embedded[piece.start : piece.end].contiguous(),
+            token_lora=None if texts.token_lora is None else texts.token_lora[piece.start : piece.end],
             visible_ends=torch.from_numpy(np.repeat(lens, lens)),
         )
 
@@ -111,7 +129,7 @@ class CompiledEncoder(EncoderForward):
             self._angles = self._make_angles()
 
     def _use_cache(self) -> None:
-        layers = len(self._plan.layers)
+        layers = len(self.plan.layers)
         self._decoder.use_cache([self._keys] * layers, [self._values] * layers, _BLOCK_SIZE)
 
     def _make_angles(self) -> list[tuple[Tensor, Tensor]]:
@@ -120,14 +138,14 @@ class CompiledEncoder(EncoderForward):
         positions = torch.arange(self._num_angles) + self.first_position
         angles = (
             angles_of(base.get_submodule(plan.name), plan, self._embedding.weight, positions)
-            for plan in self._plan.angles
+            for plan in self.plan.angles
         )
         return [(cos.float().contiguous(), sin.float().contiguous()) for cos, sin in angles]
 
     def _bind_weights(self) -> None:
         """Bind the weights at their current addresses, which change when the model sleeps and wakes."""
         base: Any = self.network.base_model
-        plan = self._plan
+        plan = self.plan
         self._embedding: Any = base.get_input_embeddings()
         parts: dict[str, nn.Module] = {plan.layers_name: nn.ModuleList()}
         if plan.norm is not None:
@@ -135,6 +153,7 @@ class CompiledEncoder(EncoderForward):
         self._stem = with_parts(base, parts)
         weights = _weights_of(base, plan)
         self._decoder = Decoder(weights)
+        self._decoder.use_adapters(self._adapters)
         # The decoder holds addresses only. Packed tensors are held by the modules, which may release them.
         self._referenced = list(_unpacked_tensors(weights))
         self._angles: list[tuple[Tensor, Tensor]] = []
@@ -195,7 +214,7 @@ def compile_encoder(
     try:
         compiled = CompiledEncoder(forward, plan)
         error = reference.error_of(compiled)
-        if error <= (tolerance_of(reference.dtype) if tolerance is None else tolerance):
+        if error <= reference.limit(tolerance):
             return compiled
         reason = f"its hidden states would differ by {error:.1%}"
     except Exception as raised:  # any exception of the architecture's own code without its layers

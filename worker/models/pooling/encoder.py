@@ -7,6 +7,7 @@ attends to; it is asked for positions within the text.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 from dataclasses import dataclass
@@ -20,13 +21,17 @@ from ....shared.errors import ModelLoadError
 from ..attention.call import AttentionCall
 from ..attention.registry import register_attention
 from ..checks.conformance import tolerance_of
-from ..forward import ModelInput
+from ..forward import ModelInput, TokenAdapters
 from ..modes.packed import install_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _SEQUENCE_LENS = (6, 9, 5)
+# Two computations that round differently are each this far from the exact one.
+_ROUNDING_FACTOR = 2.0
+# An error of this size would not be seen.
+_MAX_ROUNDING = 0.25
 
 _NAME_NUMBERS = itertools.count()
 
@@ -92,13 +97,14 @@ class Texts:
     Args:
         token_ids, positions: ``[T]``, positions from 0 in each text.
         lens: number of tokens of each.
-        types: ``[T]``, see ``ModelInput.token_types``.
+        types, token_lora: ``[T]``, see ``token_types`` and ``token_lora`` of ``ModelInput``.
     """
 
     token_ids: Tensor
     positions: Tensor
     lens: list[int]
     types: Tensor | None = None
+    token_lora: Tensor | None = None
 
     @classmethod
     def of(cls, sequences: list[Tensor]) -> Texts:
@@ -127,6 +133,7 @@ class EncoderForward:
         self.network = module
         self.first_position = first_position
         self.attention = attention
+        self.token_adapters = TokenAdapters()
         names = set(inspect.signature(module.base_model.forward).parameters)
         self._takes_types = "token_type_ids" in names
         self._device = module.device
@@ -152,7 +159,7 @@ class EncoderForward:
         """Do nothing, since there is no cache."""
 
     def run(self, step: ModelInput) -> Tensor:
-        texts = Texts(step.token_ids, step.positions, step.batch.query_lens, step.token_types)
+        texts = Texts(step.token_ids, step.positions, step.batch.query_lens, step.token_types, step.token_lora)
         return self._states(texts, step.logit_rows)
 
     def commit(self) -> None:
@@ -172,6 +179,7 @@ class EncoderForward:
     def _states(self, texts: Texts, rows: Tensor) -> Tensor:
         """Return hidden states ``[R, H]`` of the tokens ``rows``, ascending."""
         self.attention.begin(texts.lens)
+        self.token_adapters.begin(texts.token_lora)
         return self._run_base(self.network.base_model, texts)[rows]
 
     def _run_base(self, base: nn.Module, texts: Texts) -> Tensor:
@@ -186,7 +194,11 @@ class EncoderForward:
 
 
 class EncoderReference:
-    """Hidden states of a few texts, each computed alone by ``module``, whose attention is still its own."""
+    """Hidden states of a few texts, each computed alone by ``module``, whose attention is still its own.
+
+    Attributes:
+        rounding: how far rounding moves the states of the module itself, where ``allow_for_rounding`` measured it.
+    """
 
     def __init__(self, module: PreTrainedModel, vocab_size: int) -> None:
         padding = getattr(module.config, "pad_token_id", None)
@@ -199,18 +211,58 @@ class EncoderReference:
             [module.base_model(input_ids=sequence[None]).last_hidden_state[0] for sequence in self.sequences]
         )
         self.dtype = module.dtype
+        self.rounding = 0.0
+        self._vocab_size = vocab_size
+        self._own_attention = module.config._attn_implementation or "eager"
 
     def error_of(self, forward: EncoderForward) -> float:
         """Return the largest ``|difference| / |state|`` of the same texts in one row."""
-        states = forward.states_of(self.sequences)
-        error = (states - self.states).float().norm(dim=-1) / self.states.float().norm(dim=-1).clamp(min=1e-6)
-        return error.nan_to_num(torch.inf).max().item()
+        return _largest_error(forward.states_of(self.sequences), self.states)
+
+    def limit(self, tolerance: float | None) -> float:
+        """Return the largest error that counts as rounding.
+
+        Args:
+            tolerance: of most models in the format that is tried; None for that of the module's dtype.
+        """
+        usual = tolerance_of(self.dtype) if tolerance is None else tolerance
+        return max(usual, _ROUNDING_FACTOR * self.rounding)
+
+    def allow_for_rounding(self, forward: EncoderForward, subject: str) -> None:
+        """Measure ``rounding`` by a copy of the module in float32, in which ``forward`` must compute the same.
+
+        Few models need it, since it takes the memory of the copy.
+
+        Raises:
+            ModelLoadError: rounding moves the states so far that no error could be seen.
+        """
+        wide: Any = copy.deepcopy(forward.network).float()
+        wide.set_attn_implementation(self._own_attention)
+        exact = EncoderReference(wide, self._vocab_size)
+        attention = TextAttention()
+        install_attention(wide, attention.name)
+        exact.check(EncoderForward(wide, attention, forward.first_position), None, subject)
+        rounding = _largest_error(self.states, exact.states)
+        if rounding > _MAX_ROUNDING:
+            raise ModelLoadError(
+                f"{subject}: rounding to {str(self.dtype).removeprefix('torch.')} moves its hidden states by "
+                f"{rounding:.0%}; use --dtype float32"
+            )
+        self.rounding = rounding
 
     def check(self, forward: EncoderForward, tolerance: float | None, subject: str) -> None:
         """Raise ``ModelLoadError`` if they differ by more than rounding."""
         error = self.error_of(forward)
-        if error > (tolerance_of(self.dtype) if tolerance is None else tolerance):
-            raise ModelLoadError(f"{subject}: hidden states differ by {error:.1%} when texts are computed together")
+        if error > self.limit(tolerance):
+            remedy = f", and by {self.rounding:.1%} by rounding alone; use --dtype float32" if self.rounding else ""
+            raise ModelLoadError(
+                f"{subject}: hidden states differ by {error:.1%} when texts are computed together{remedy}"
+            )
+
+
+def _largest_error(states: Tensor, expected: Tensor) -> float:
+    error = (states.float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1).clamp(min=1e-6)
+    return error.nan_to_num(torch.inf).max().item()
 
 
 def is_bidirectional(module: PreTrainedModel, vocab_size: int) -> bool:
@@ -243,5 +295,8 @@ def encoder_forward(module: PreTrainedModel, architecture: str, reference: Encod
         raise ModelLoadError(f"{subject}: {error}") from error
     except Exception as error:  # any exception of the architecture's own code
         raise ModelLoadError(f"{subject}: {type(error).__name__}: {error}") from error
+    if module.dtype is not torch.float32 and reference.error_of(forward) > reference.limit(None):
+        forward = min(forwards, key=reference.error_of)
+        reference.allow_for_rounding(forward, subject)
     reference.check(forward, None, subject)
     return forward

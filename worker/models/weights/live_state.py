@@ -29,7 +29,7 @@ from ..lean.layers.mixing import MixingLayer
 from ..lean.layers.norms import AnyNorm, NoNorm
 from ..loaded import LoadedModel
 from ..loading.loader import load_module
-from ..parallel.groups import ConcatOverRanks, SumOverRanks
+from ..parallel.groups import local_module
 from ..placing.packed_linear import PackedLinear
 from ..plan import AttentionPlan, FeedForwardPlan, NormPlan
 from ..pooling.encoder import EncoderForward
@@ -128,11 +128,6 @@ def _is_same(tensor: Tensor, other: Tensor) -> bool:
     return tensor is other or (tensor.is_meta and other.is_meta) or torch.equal(tensor, other)
 
 
-def bare(module: nn.Module) -> nn.Module:
-    """Return the module with the weights: ``module``, or the one inside a wrapper that combines results of ranks."""
-    return module.inner if isinstance(module, SumOverRanks | ConcatOverRanks) else module
-
-
 def put_weight(place: nn.Module, name: str, tensor: Tensor) -> None:
     """Set ``name`` of ``place`` to ``tensor``, without a copy.
 
@@ -148,7 +143,7 @@ def put_weight(place: nn.Module, name: str, tensor: Tensor) -> None:
 
 def put_linear(linear: nn.Module, place: nn.Module) -> None:
     """Set weight and bias of the linear layer ``place`` to those of ``linear``, unpacked; either may be wrapped."""
-    linear, place = bare(linear), bare(place)
+    linear, place = local_module(linear), local_module(place)
     put_weight(place, "weight", cast(Any, linear).weight)
     bias = cast(Any, linear).bias
     if place._parameters.get("bias") is not None:
@@ -270,8 +265,8 @@ def _give_head_norm(layer: LeanLayer, plan: AttentionPlan, own: PreTrainedModel)
 
 
 def _give_feed_forward(mlp: nn.Module, plan: FeedForwardPlan, own: PreTrainedModel) -> None:
-    module: Any = bare(own.get_submodule(plan.name))
-    mlp = bare(mlp)
+    module: Any = local_module(own.get_submodule(plan.name))
+    mlp = local_module(mlp)
     if isinstance(mlp, GatedMlp):
         _give_dense(mlp, plan, own)
     elif isinstance(mlp, RoutedMlp):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ....shared.errors import ModelLoadError
 from ..placing.device import return_free_memory
+from ..placing.moving import move_module
 from ..placing.packed_linear import PackedLinear
 
 
@@ -57,7 +58,7 @@ class ModelWeights:
         by now.
         """
         if not self._is_discarded:
-            nn.Module.to(self._module, self._device)
+            move_module(self._module, self._device)
             return
         fresh = self._load()
         self.replace(fresh)

@@ -30,6 +30,9 @@ from penstock.ops.lab.survey import trial
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.setup.host import load_native_kernels
+from penstock.worker.models.adapters.attach import attach_adapters
+from penstock.worker.models.adapters.peft_folder import LayerMatrices
+from penstock.worker.models.adapters.slots import AdapterSlots
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean.native import make_native
 from penstock.worker.models.lean.reading.decoder import read_decoder
@@ -44,6 +47,7 @@ from penstock.worker.models.modes.packed import PackedForward
 from penstock.worker.models.parallel.cut import check_layout, cut_decoder, plan_of_part
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.models.parallel.layout import ParallelLayout
+from penstock.worker.models.parallel.shares import linear_sizes, shares_of
 from penstock.worker.models.placing.packed_linear import pack_linear_layers
 from penstock.worker.models.weights.live_state import empty_module
 from penstock.worker.models.weights.movable import ModelWeights
@@ -143,7 +147,7 @@ def cut(module: PreTrainedModel, groups: RankGroups) -> ForwardSettings:
 
 @torch.inference_mode()
 def lean_logits(variant: str, layout: Layout, **changed: Any) -> dict[str, Any]:
-    """How far the logits of a lean part are from those of the whole model by the general way."""
+    """Return how far the logits of a lean part are from those of the whole model by the general way."""
     groups = groups_of(*layout)
     expected = logits_of(PackedForward(make_model(variant, torch.float32, **changed), SETTINGS))
     module = make_model(variant, torch.float32, **changed)
@@ -155,26 +159,46 @@ def lean_logits(variant: str, layout: Layout, **changed: Any) -> dict[str, Any]:
     return {"error": max((ours - own).abs().max().item() for ours, own in zip(actual, expected, strict=True))}
 
 
+def with_random_adapter(slots: AdapterSlots) -> AdapterSlots:
+    """Put an adapter of all layers into slot 0, on every rank its part of the same one."""
+    random, matrices = torch.Generator().manual_seed(0), {}
+    for layer, (num_inputs, num_outputs) in sorted(slots.layers.items()):
+        a, b = torch.randn(4, num_inputs, generator=random), torch.randn(num_outputs, 4, generator=random)
+        matrices[layer] = LayerMatrices(a.to(slots.dtype), (b / num_inputs).to(slots.dtype))
+    slots.assign(0, slots.prepare(slots.part_of(matrices)))
+    slots.flush()
+    return slots
+
+
 @torch.inference_mode()
 def stage_bits(variant: str) -> dict[str, Any]:
-    """Whether two stages of packed layers give the bits of one rank, in bfloat16, where each rounding shows."""
+    """Whether two stages of packed layers give the bits of one rank, in bfloat16, where each rounding shows, with an
+    adapter and without."""
     groups = groups_of(1, 2, False)
     native.load()
     try:
         logits = []
         for is_cut in (False, True):
             module = make_model(variant, torch.bfloat16)
+            sizes = linear_sizes(module)
             lean = lean_forward(module, cut(module, groups) if is_cut else SETTINGS)
+            shares = shares_of(sizes, module, groups) if is_cut else None
             pack_linear_layers(lean.network)
             forward = make_native(lean, BLOCK_SIZE)
+            attached = attach_adapters(forward, variant, 1, 4, is_deterministic=False, shares=shares)
+            slots = with_random_adapter(attached)  # held, since the forward has only addresses
             forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 1, torch.device("cpu"))
             # Fewer tokens attend alike by other code, too.
             token_ids, table = torch.arange(30)[None], torch.arange(8)[None]
             steps = [make_step([(0, new)], [known], token_ids, table, BLOCK_SIZE) for known, new in ((0, 29), (29, 1))]
-            logits.append([forward.run(step).float() for step in steps])
+            adapted = [dataclasses.replace(step, token_lora=torch.zeros_like(step.token_ids)) for step in steps]
+            logits.append([forward.run(step).float() for step in (*steps, *adapted)])
+            slots.release(1)
     finally:
         native.unload()
-    return {"same": bool(groups.rank) or all(map(torch.equal, *logits))}
+    if groups.rank:
+        return {"same": True, "adapted": True}
+    return {"same": all(map(torch.equal, *logits)), "adapted": not torch.equal(logits[0][0], logits[0][2])}
 
 
 @torch.inference_mode()

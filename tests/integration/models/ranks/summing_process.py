@@ -31,7 +31,7 @@ def rows(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def add_up(groups: RankGroups, rank: int, world: int) -> None:
-    """As gloo does: of every dtype, of no rows and of many, and of what lies apart."""
+    """Add as gloo does: of every dtype, of no rows and of many, and of what lies apart."""
     shapes = [(1,), (3, 5), (0, 8), (SLOT_BYTES // 4,), (SLOT_BYTES // 2 + 7,)]
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64):
         for shape in shapes:

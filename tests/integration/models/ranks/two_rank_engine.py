@@ -62,7 +62,7 @@ def channel_of(path: str, kind: Any) -> RankChannel:
 
 
 class Team:
-    """As much of ``RankTeam`` as is used, of one process that this one has not started."""
+    """The used part of ``RankTeam``, for one process that this one has not started."""
 
     def __init__(self, channel: RankChannel) -> None:
         self._channel = channel
@@ -213,7 +213,7 @@ def follow(
 
 
 def held_once(network: Any, hold: Callable[[], object]) -> Callable[..., Any]:
-    """What is called with the rows that the stage before has made."""
+    """Build what is called with the rows that the stage before has made."""
     run_layers = network.run_layers
 
     def held(*rows: Any, **named: Any) -> Any:

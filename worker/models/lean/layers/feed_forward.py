@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .....kernels import moe
 from .....kernels.gated_activation import activate, activate_and_mul
 from ...parallel.groups import SumOverRanks
+from ...placing.file_numbers import matrices_of
 from ...plan import ExpertsPlan, FeedForwardPlan, NormPlan, RouterPlan
 from .fuse import fuse_linear
 from .norms import AnyNorm, make_norm
@@ -147,16 +148,16 @@ def _in_float(tensor: Tensor) -> nn.Parameter:
 
 
 def _linears_of(experts: Any, name: str, *, is_transposed: bool) -> nn.ModuleList:
-    weights, biases = getattr(experts, name).detach(), getattr(experts, f"{name}_bias", None)
+    weights = matrices_of(getattr(experts, name), is_transposed=is_transposed)
+    biases = getattr(experts, f"{name}_bias", None)
     return nn.ModuleList(
-        _linear(weight.T if is_transposed else weight, None if biases is None else biases.detach()[expert])
-        for expert, weight in enumerate(weights)
+        _linear(weight, None if biases is None else biases.detach()[expert]) for expert, weight in enumerate(weights)
     )
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
+    linear.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
     if bias is not None:
         linear.bias = nn.Parameter(bias, requires_grad=False)
     return linear

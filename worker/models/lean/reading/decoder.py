@@ -64,6 +64,7 @@ def read_decoder(
         logit_scale=change[0],
         logit_softcap=change[1],
         layer_embeddings=read_layer_embeddings(trace, layers, stream, numbers),
+        ties_head=getattr(head.module, "weight", None) is _weight_of(embedding.module),
     )
 
 

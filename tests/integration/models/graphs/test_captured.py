@@ -6,8 +6,7 @@ interpreter: so what is tested there is what lies in the buffers, not the captur
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,19 +16,19 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.kernels import paged_attention, rotary
+from penstock.kernels import paged_attention
 from penstock.kernels.paged_attention import PagedBatch
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
 from penstock.worker.models.adapters.targets import layers_of, targets_of
 from penstock.worker.models.attention.pages import plan_pages
-from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
+from penstock.worker.models.forward import ForwardSettings, ModelInput
 from penstock.worker.models.lean import captured, step_graphs
 from penstock.worker.models.lean.captured import (
     CapturedForward,
-    CudaGraphRecorder,
     capture_sizes,
+    first_sizes,
     make_captured,
     row_sizes,
     token_sizes,
@@ -38,132 +37,28 @@ from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.step_graphs import DecodeGraphs, GraphLayout, on_device
 from penstock.worker.models.loading.preparing import prepare, use_eight_bit_cache
 
-from .lean_models import SETTINGS, in_groups, make_model, make_step, poison
+from ..lean_models import SETTINGS, in_groups, make_model, poison
+from .harness import (
+    BLOCK_SIZE,
+    MAX_NUM_SEQS,
+    NUM_BLOCKS,
+    NUM_REPLAYED,
+    SHORT,
+    SMALLEST,
+    TOKEN_BUDGET,
+    WORK,
+    Recording,
+    allocate,
+    assert_equal,
+    fed,
+    lean_forward,
+    num_graphs,
+    run,
+    smallest_forward,
+    steps,
+)
 
 pytestmark = pytest.mark.usefixtures("interpreted_kernels")
-
-BLOCK_SIZE = 4
-NUM_BLOCKS = 60
-MAX_NUM_SEQS = 5
-# Two prompts in chunks, decodes beside the others; then decodes of each number of rows, of growing requests, in
-# changing rows; a prompt of one token, which is a decode; and chunks and decodes again.
-WORK: tuple[tuple[tuple[int, int], ...], ...] = (
-    ((0, 6), (1, 3), (2, 5)),
-    ((0, 1), (1, 3), (3, 2)),
-    ((0, 1), (1, 1), (2, 1)),
-    ((4, 1),),
-    ((3, 1), (1, 1), (4, 1), (0, 1), (2, 1)),
-    ((2, 1), (0, 1)),
-    ((0, 1), (2, 1), (3, 1), (4, 1)),
-    ((1, 1), (4, 3)),
-    ((4, 1), (2, 1), (3, 1)),
-    ((0, 1), (1, 1), (2, 1), (3, 1), (4, 1)),
-)
-SHORT = (((0, 3), (1, 2)), ((0, 1), (1, 1)), ((2, 1), (0, 1), (1, 1)), ((1, 1),))
-# One layer, one group of heads.
-SMALLEST = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-# The first step of ``WORK`` is larger.
-TOKEN_BUDGET = 12
-NUM_REPLAYED = sum(
-    sum(num_new for _, num_new in work) <= TOKEN_BUDGET or all(num_new == 1 for _, num_new in work) for work in WORK
-)
-
-
-def num_graphs(max_num_seqs: int) -> int:
-    """Of decodes, and one for all steps with prompts."""
-    return len(capture_sizes(max_num_seqs)) + 1
-
-
-class Recording:
-    """Makes recorders, and counts what they record and what is replayed."""
-
-    def __init__(self) -> None:
-        self.num_captured = 0
-        self.num_replayed = 0
-        self.replays: list[weakref.ref[Callable[[], None]]] = []
-
-    def __call__(self, device: torch.device) -> Callable[[Callable[[], object]], Callable[[], None]]:
-        record = CudaGraphRecorder(device) if device.type == "cuda" else _run_again
-
-        def record_counted(function: Callable[[], object]) -> Callable[[], None]:
-            once_more = record(function)
-            self.num_captured += 1
-
-            def replay() -> None:
-                self.num_replayed += 1
-                once_more()
-
-            self.replays.append(weakref.ref(replay))
-            return replay
-
-        return record_counted
-
-
-def _run_again(function: Callable[[], object]) -> Callable[[], None]:
-    function()
-    return lambda: (function(), None)[1]
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    if request.param == "cpu":
-        if torch.cuda.is_available():
-            pytest.skip("Triton compiles for the GPU here")
-        from penstock.kernels.paged_attention import gpu as attention_on_gpu
-        from penstock.kernels.rotary import gpu as rotary_on_gpu
-
-        monkeypatch.setitem(paged_attention._IMPLEMENTATIONS, "cpu", attention_on_gpu.paged_attention)
-        monkeypatch.setitem(rotary._STORE_IMPLEMENTATIONS, "cpu", rotary_on_gpu.rotary_and_store)
-    return torch.device(request.param)
-
-
-@pytest.fixture
-def recording() -> Recording:
-    return Recording()
-
-
-def lean_forward(variant: str, device: torch.device, max_model_len: int = 64, **changed: Any) -> LeanForward:
-    model = make_model(variant, torch.float32, **changed)
-    torch.nn.Module.to(model, device)
-    return LeanForward(model, ForwardSettings(max_model_len))
-
-
-def smallest_forward(device: torch.device) -> LeanForward:
-    """The interpreter is slow."""
-    return lean_forward("llama", device, **SMALLEST)
-
-
-def allocate(
-    forward: LeanForward | CapturedForward, device: torch.device, num_slots: int = 3, num_blocks: int = NUM_BLOCKS
-) -> None:
-    """Caches in which what no token was stored in is NaN."""
-    forward.allocate(num_blocks, BLOCK_SIZE, num_slots, device)
-    poison(forward.caches)
-
-
-def steps(device: torch.device, works: Sequence[Sequence[tuple[int, int]]] = SHORT) -> list[ModelInput]:
-    generator = torch.Generator().manual_seed(1)
-    token_ids = torch.randint(0, 97, (MAX_NUM_SEQS, 30), generator=generator)
-    table = torch.randperm(NUM_BLOCKS, generator=generator)[: MAX_NUM_SEQS * 8].view(MAX_NUM_SEQS, 8)
-    computed = [0] * MAX_NUM_SEQS
-    return [make_step(work, computed, token_ids.to(device), table.to(device), BLOCK_SIZE) for work in works]
-
-
-def run(forward: Forward, device: torch.device, works: Sequence[Sequence[tuple[int, int]]] = SHORT) -> list[Tensor]:
-    return [forward.run(step) for step in steps(device, works)]
-
-
-def fed(step: ModelInput) -> ModelInput:
-    """The same step with its first tokens on the device alone, last token first."""
-    token_ids, num_fed = step.token_ids.clone(), min(2, len(step.token_ids))
-    token_ids[:num_fed] = torch.arange(-1, -1 - num_fed, -1)
-    return replace(step, token_ids=token_ids, fed_tokens=step.token_ids[:num_fed].flip(0))
-
-
-def assert_equal(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    for ours, theirs in zip(actual, expected, strict=True):
-        # The sums of a row follow the bound on its length and the number of rows, so the last bits may differ.
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 # Several layers and groups of heads in one of them: the interpreter is slow. With 128 a graph splits the keys, which
@@ -272,7 +167,7 @@ def test_all_inputs_of_a_step_are_copied_at_once() -> None:
         captured_steps.append(captured_step)
         return lambda: None
 
-    graphs = DecodeGraphs((1, 3), layout, capture)
+    graphs = DecodeGraphs((1, 3), frozenset((1, 3)), layout, capture)
     with _Copies() as copies:
         assert graphs.replay(step) is not None
     assert copies.num_copies == 2
@@ -396,6 +291,9 @@ def test_caches_of_eight_bits(name: str, dtypes: set[torch.dtype], device: torch
 
 
 def test_sizes() -> None:
+    assert first_sizes(capture_sizes(300)) == {1, 2, 4, 8, 16, 32, 64, 128, 256, 300}
+    assert first_sizes((32, 96, 128, 1000)) == {32, 128, 1000}
+    assert first_sizes(()) == frozenset()
     assert row_sizes(5) == (5,)
     assert row_sizes(64) == (16, 64)
     assert row_sizes(1000) == (16, 512)
@@ -439,12 +337,17 @@ def test_forwards_that_cannot_be_captured_are_returned_unchanged(monkeypatch: py
     assert make_captured(lean, TOKEN_BUDGET) is lean, "there is no kernel for it on a CPU"
     monkeypatch.setattr(captured, "is_capturable", lambda *_: True)
     assert isinstance(make_captured(lean, TOKEN_BUDGET), CapturedForward)
-    invariant = LeanForward(make_model("llama", torch.float32), ForwardSettings(64, is_batch_invariant=True))
+    ranks: Any = object()
+    settings = ForwardSettings(64, is_batch_invariant=True)
+    invariant = LeanForward(make_model("llama", torch.float32), settings)
+    assert isinstance(make_captured(invariant, TOKEN_BUDGET), CapturedForward)
+    shared = LeanForward(make_model("llama", torch.float32), settings)
+    shared._settings = replace(settings, groups=ranks)
     experts = LeanForward(make_model("mixtral", torch.float32), SETTINGS)
     follows_batch = LeanForward(make_model("llama", torch.float32), SETTINGS)
     rotary: Any = follows_batch.network.rotary_embs[0]
     rotary.rope_type = "dynamic"
-    for other in (invariant, experts, follows_batch):
+    for other in (shared, experts, follows_batch):
         assert make_captured(other, TOKEN_BUDGET) is other
 
 
