@@ -52,8 +52,10 @@ check: $(VENV)/.installed-dev
 	mkdir -p $(VENV)/typing/penstock
 	for part in $(PARTS); do ln -sfn "$(CURDIR)/$$part" $(VENV)/typing/penstock/$$part; done
 	@# Two at once. Each of pyright's own two threads would infer most of the sources' types, and again by the names
-	@# that tests know them by: half as much again to compute.
-	$(BIN)/pyright --pythonpath $(BIN)/python $(PARTS) & sources=$$!; \
+	@# that tests know them by: half as much again to compute. Node's space for young objects is small by default, and
+	@# what outlives it is copied.
+	export NODE_OPTIONS="$(NODE_OPTIONS) --max-semi-space-size=64"; \
+		$(BIN)/pyright --pythonpath $(BIN)/python $(PARTS) & sources=$$!; \
 		$(BIN)/pyright --pythonpath $(BIN)/python tests; tests=$$?; wait $$sources && exit $$tests
 
 format: $(VENV)/.installed-dev
@@ -118,10 +120,10 @@ models: $(VENV)/.installed
 		--out ops/lab/reports/models$(RANK_NAME).md
 	rm build/models$(RANK_NAME).rows
 
-# Families over two ranks, in each way that ranks share them: the table of ops/guide/serving/ranks.md.
+# Families over two ranks, in each way that ranks share them: the table of ops/lab/reports/layouts.md.
 layouts: $(VENV)/.installed
 	mkdir -p build
-	$(BIN)/python -m penstock.ops.lab.survey.layouts --rows build/layouts.rows --into ops/guide/serving/ranks.md
+	$(BIN)/python -m penstock.ops.lab.survey.layouts --rows build/layouts.rows --into ops/lab/reports/layouts.md
 	rm build/layouts.rows
 
 # A source distribution, the wheel that it gives, and the wheels of the compiled kernels, in dist. The test installs them

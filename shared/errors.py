@@ -34,6 +34,18 @@ class ConfigurationError(PenstockError):
     code = "configuration_error"
 
 
+class CacheTooSmallError(ConfigurationError):
+    """The KV cache may not take the memory that a single request needs; the message names both and the remedy."""
+
+    code = "cache_too_small"
+
+
+class DeviceMemoryError(ConfigurationError):
+    """The device has less free memory than the model needs now; the message names what needed it."""
+
+    code = "device_memory"
+
+
 class RedisUnavailableError(ConfigurationError):
     """No Redis answers at the URL, or it refuses the connection."""
 

@@ -13,7 +13,8 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     key                                    type      lives
     NS:models                              hash      for ever; model name -> ModelCard
     NS:forgotten_models                    set       models that were forgotten, whose ledgers remain; for ever
-    NS:budgets                             hash      tenant, key and period -> Budget; until removed
+    NS:budgets                             hash      tenant, key and period -> Budget; until removed; "" -> version
+    NS:budgets:ended                       string    version of no budgets that all models know; expires
     NS:budgets:synced                      string    that the budgets of all models were just compared; expires
     NS:engines                             set       engine ids; dead ones are dropped by whoever lists them
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
@@ -102,8 +103,8 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:{MODEL}:events                      stream    moves of requests; the last events_kept of the policy
     NS:{MODEL}:series:STEP:START           hash      counts of those seconds; a day, a week or 90 days
     NS:{MODEL}:ledger:STEP:START           hash      tenant, key and adapter -> their use; 90 days, and 3 years
-    NS:{MODEL}:ledger:open                 hash      the same in the current hour, before it is part of the former
-    NS:{MODEL}:budget_used_up              string    that a budget may be used up; while one is
+    NS:{MODEL}:ledger:rows                 list      ends that are no part of the former yet
+    NS:{MODEL}:budget_left                 hash      tenant -> tokens until its budgets are read again; until midnight
     NS:{MODEL}:budgets                     hash      budgets of all tenants as its scripts read them; as NS:budgets
     NS:{MODEL}:budget_spent                hash      budget -> start of its period, spent here, elsewhere; as those
     NS:{MODEL}:series_writer:WRITER        string    number of the last addition of a process; an hour
@@ -163,6 +164,9 @@ class Keys:
 
     def budgets(self) -> str:
         return f"{self.namespace}:budgets"
+
+    def budgets_ended(self) -> str:
+        return f"{self.namespace}:budgets:ended"
 
     def budgets_synced(self) -> str:
         return f"{self.namespace}:budgets:synced"

@@ -148,6 +148,8 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
         inference_time_s: prefill and decode together.
         num_prompt_tokens_of, num_output_tokens_of: per ended request, including tokens of former engines.
         num_step_tokens: computed by each step.
+        step_tokens_squared, step_token_seconds: sums over steps of their tokens squared, and of tokens times execution
+            seconds. With the sums of both they give the time that a token adds to a step.
         num_draft_tokens, num_accepted_tokens: draft tokens of the engine, and accepted ones.
         kv_offload: counts of blocks stored outside the KV cache, if any are.
         images: counts of an engine that reads images.
@@ -184,6 +186,8 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
     num_accepted_tokens: int = 0
     kv_offload: KVOffloadStats | None = None
     images: ImageStats | None = None
+    step_tokens_squared: int = 0
+    step_token_seconds: float = 0.0
 
 
 class ImageStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):

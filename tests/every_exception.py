@@ -1,4 +1,4 @@
-"""Every exception that Python has, and two that libraries raise, for tests that no exception ends a worker."""
+"""Exceptions of Python, of warnings the base alone, and two of libraries, for tests that none ends a worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "BaseExceptionGroup": ("group", [SystemExit("inner")]),
 }
 EVERY_EXCEPTION: list[type[BaseException]] = [
-    *{kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)},
+    # Of warnings the base alone: nothing tells the others apart.
+    *{
+        kind
+        for kind in vars(builtins).values()
+        if isinstance(kind, type) and issubclass(kind, BaseException) and Warning not in kind.__bases__
+    },
     asyncio.CancelledError,
     Panic,
     Mute,

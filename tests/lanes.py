@@ -24,7 +24,7 @@ LONGEST = (
     "integration/models/test_identity.py",
     "integration/commands/test_gpu_check.py",
     "integration/engine/images/test_images.py",
-    "integration/models/test_captured.py",
+    "integration/models/graphs/test_captured.py",
     "integration/supervisor/test_fork_server.py",
     "integration/commands/test_wheel.py",
     "integration/commands/test_bench_sides.py",

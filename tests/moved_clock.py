@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import mmap
+import os
 import shutil
 import struct
 import subprocess
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,9 +80,7 @@ class MovedClock:
         if compiler is None:
             pytest.skip("there is no C compiler (cc), which the library in front of the clock needs")
         folder.mkdir(parents=True, exist_ok=True)
-        source, library, offset = (folder / f"{name}{suffix}" for suffix in (".c", ".so", ".offset"))
-        source.write_text(_SOURCE)
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+        library, offset = _library(compiler), folder / f"{name}.offset"
         offset.write_bytes(bytes(8))
         with offset.open("r+b") as file:
             self._page = mmap.mmap(file.fileno(), 8)
@@ -92,3 +94,20 @@ class MovedClock:
         """Set the clock forward, or back if ``by_s`` is below 0."""
         (offset_us,) = struct.unpack("q", self._page[:8])
         self._page[:8] = struct.pack("q", offset_us + round(by_s * 1e6))
+
+
+@cache
+def _library(compiler: str) -> Path:
+    """Return the library, which is compiled once for this process and removed when it ends."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-clock-"))
+    atexit.register(_remove, folder, os.getpid())
+    source, library = folder / "clock.c", folder / "clock.so"
+    source.write_text(_SOURCE)
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    return library
+
+
+def _remove(folder: Path, pid: int) -> None:
+    """Remove the folder, unless this is a fork of the process that made it."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)

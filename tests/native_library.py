@@ -26,6 +26,15 @@ def native_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
+def compiled() -> Iterator[None]:
+    """The compiled kernels; without them the test is skipped."""
+    with native_as_before():
+        if (reason := native.load()) is not None:
+            pytest.skip(reason)
+        yield
+
+
+@pytest.fixture
 def references() -> Iterator[None]:
     """No compiled kernels, though an engine of this process may have loaded them."""
     with native_as_before():

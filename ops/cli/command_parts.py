@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from ...producer.control.operations import Operations
+from ...producer.control.usage import PRICES_VARIABLE, Prices, read_prices
 from ...producer.requests.model_cards import ModelCards
 from ...shared.broker import Queue
 from ...shared.connection import CommandConnection
@@ -109,9 +112,13 @@ def on_model(
     return run
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that ``sampling_params`` reads besides ``--max-tokens``, whose default is the command's."""
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (1.0)")
+def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: str = "1.0") -> None:
+    """Add the arguments that ``sampling_params`` reads besides ``--max-tokens``, whose default is the command's.
+
+    Args:
+        temperature: the command's default, for its help.
+    """
+    parser.add_argument("--temperature", type=float, metavar="T", help=f"0 is greedy ({temperature})")
     parser.add_argument("--seed", type=int, metavar="N", help="fixes the random choices")
 
 
@@ -123,6 +130,23 @@ def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
     """
     options = {name: value for name in ("temperature", "seed") if (value := getattr(arguments, name)) is not None}
     return SamplingParams(max_tokens=arguments.max_tokens, **options)
+
+
+def add_prices_argument(parser: argparse.ArgumentParser, purpose: str) -> None:
+    """Add the argument that names the file of prices."""
+    parser.add_argument(
+        "--prices", type=Path, metavar="FILE", help=f"prices by model (TOML), {purpose} (default: {PRICES_VARIABLE})"
+    )
+
+
+def chosen_prices(arguments: argparse.Namespace) -> Prices | None:
+    """Return the prices of the file that ``--prices`` or the variable names; None if neither names one.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a field is unknown or no price.
+    """
+    path = arguments.prices or os.environ.get(PRICES_VARIABLE)
+    return read_prices(Path(path)) if path else None
 
 
 def print_json(value: Any) -> None:

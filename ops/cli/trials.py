@@ -36,6 +36,7 @@ def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_demo(arguments: argparse.Namespace) -> int:
+    need_libraries("penstock demo", "rich", "psutil", "torch", "transformers", extra="all")
     if arguments.model is not None:
         from ..demo.real import run_real_demo
 
@@ -44,7 +45,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         from ..demo.busy import run_busy
 
         return run_busy(arguments.port)
-    from ..demo.run import run_demo  # only this command needs rich and psutil
+    from ..demo.run import run_demo
 
     return run_demo(arguments.questions, arguments.concurrency, arguments.seed, arguments.dtype, arguments.redis_url)
 

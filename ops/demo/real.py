@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -21,6 +22,7 @@ from rich.text import Text
 
 from ...producer import Client, SamplingParams, StructuredOutputsParams
 from ...shared.deployment.pretrained import PRETRAINED
+from ..local.load_progress import LoadProgress
 from ..local.stack import LocalStack
 
 # The same tokens in any batch and after any restart, so that two runs can be compared.
@@ -103,7 +105,11 @@ def run_real_demo(name: str) -> int:
         console.print(f"downloading {model.summary}, once …")
     path = model.fetch()
     console.print("starting Redis and a worker …")
-    with LocalStack(path, _WORKER_OPTIONS) as stack:
+    with (
+        LoadProgress(sys.stdout) as progress,
+        LocalStack(path, _WORKER_OPTIONS, while_loading=progress.update) as stack,
+    ):
+        progress.close()
         console.print(f"{model.summary}: ready in {stack.ready_time_s:.1f} s\n")
         status = asyncio.run(_show(stack.url, console))
     console.print("\neverything is stopped again. To chat with the model yourself:")

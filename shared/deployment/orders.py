@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -46,19 +46,63 @@ async def check_worker(execute: Execute, keys: Keys, worker_id: str) -> None:
         raise ValidationError(f"worker_id must be one of {names}, got {shown(worker_id)}")
 
 
-async def order_leave(execute: Execute, keys: Keys, worker_id: str, command: WorkerCommand) -> None:
-    """Send ``command`` to a worker, which then leaves, without waiting for it. Raises: as ``check_worker``."""
-    await check_worker(execute, keys, worker_id)
-    await send_to_worker(execute, keys, worker_id, command)
+class Drain(msgspec.Struct, frozen=True):
+    """Running requests of a worker that drains.
+
+    Args:
+        left_s: time until they are handed back; 0 if it is unknown, as for engines of an earlier version.
+    """
+
+    worker_id: str
+    num_running: int
+    left_s: float
+
+    def __str__(self) -> str:
+        return f"{self.worker_id} is draining: {self.words}"
+
+    @property
+    def words(self) -> str:
+        """The requests and their time: "2 requests are still running, for at most 21 s"."""
+        if not self.num_running:
+            return "no request is running any more"
+        words = "1 request is" if self.num_running == 1 else f"{self.num_running:,} requests are"
+        return f"{words} still running" + (f", for at most {self.left_s:.0f} s" if self.left_s > 0 else "")
+
+
+def read_drains(beats: Iterable[EngineHeartbeat], at_s: float) -> list[Drain]:
+    """Return the draining workers.
+
+    Args:
+        beats: heartbeats of engines; engines that do not drain are ignored.
+        at_s: the current time, in seconds since the epoch.
+    """
+    draining: dict[str, list[EngineHeartbeat]] = {}
+    for beat in beats:
+        if beat.state is EngineState.DRAINING:
+            draining.setdefault(beat.worker_id, []).append(beat)
+    return [
+        Drain(
+            worker_id=worker_id,
+            num_running=sum(engine.num_running_reqs for engine in engines),
+            left_s=max(0.0, max(engine.drains_until for engine in engines) - at_s),
+        )
+        for worker_id, engines in draining.items()
+    ]
 
 
 async def make_leave(
-    execute: Execute, keys: Keys, worker_ids: Collection[str], command: WorkerCommand, patience_s: float
+    execute: Execute,
+    keys: Keys,
+    worker_ids: Collection[str],
+    command: WorkerCommand,
+    patience_s: float,
+    on_beats: Callable[[list[EngineHeartbeat]], None] = lambda _: None,
 ) -> None:
     """Send ``command`` to workers and return when they have left; absent ones count as left.
 
     Args:
         execute: runs one command: ``CommandConnection.execute``.
+        on_beats: gets the heartbeats of their engines again and again until they have left.
 
     Raises:
         PenstockError: some are still present after ``patience_s``; the message names them.
@@ -66,7 +110,9 @@ async def make_leave(
     try:
         async with asyncio.timeout(patience_s):
             await asyncio.gather(*(send_to_worker(execute, keys, worker_id, command) for worker_id in worker_ids))
-            while set(worker_ids) & await known_workers(execute, keys):  # noqa: ASYNC110  # no event crosses hosts
+            # Poll, because no event crosses hosts.
+            while beats := [beat for beat in await read_heartbeats(execute, keys) if beat.worker_id in worker_ids]:
+                on_beats(beats)
                 await asyncio.sleep(POLL_INTERVAL_S)
     except TimeoutError:
         staying = await known_workers(execute, keys) & set(worker_ids)
@@ -150,7 +196,7 @@ def _is_done(device: DeviceRecord, name: str, action: ModelAction, before: Devic
     """Return whether a record shows a command carried out.
 
     Raises:
-        PenstockError: the model could not be loaded; says why.
+        PenstockError: the model could not be loaded, or the command was refused; says why.
     """
     model = _model_in(device, name)
     if model is None:
@@ -162,6 +208,8 @@ def _is_done(device: DeviceRecord, name: str, action: ModelAction, before: Devic
     num_failures = sum(model.wake_failures.values())
     if before is not None and num_failures > sum(before.wake_failures.values()):
         raise PenstockError(f"model {name} could not be loaded: {model.error}")
+    if before is not None and model.num_refusals > before.num_refusals:
+        raise PenstockError(f"{action.value} of {name} was refused: {model.refusal}")
     if action is ModelAction.PIN:
         return model.phase == ModelPhase.AWAKE and model.is_pinned
     # It may have left again for a model with requests, before a record was written.

@@ -183,6 +183,8 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     sleep_level: int = 0
     # None on a CPU, or without nvidia-ml-py.
     device_use: DeviceUse | None = None
+    # When a draining engine returns the requests that still run, in seconds since the epoch; else 0.
+    drains_until: float = 0.0
 
     @property
     def state_words(self) -> str:

@@ -70,6 +70,7 @@ class RankSetup(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
         enable_expert_parallel: each rank has whole experts.
         pids: process ids.
         weight_bytes, kv_cache_bytes: memory of each.
+        hosts: name of each rank's host, "" for the core's; empty if all are on its host.
     """
 
     tensor_parallel_size: int = 1
@@ -78,12 +79,19 @@ class RankSetup(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
     pids: list[int] = []
     weight_bytes: list[int] = []
     kv_cache_bytes: list[int] = []
+    hosts: list[str] = []
+
+    @property
+    def local_pids(self) -> list[int]:
+        """Process ids of the ranks on the core's host."""
+        return [pid for pid, host in zip(self.pids, self.hosts, strict=True) if not host] if self.hosts else self.pids
 
     def describe(self) -> str:
         """Return the layout in short: "tp 2, pp 2"."""
         sizes = {"tp": self.tensor_parallel_size, "pp": self.pipeline_parallel_size}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
-        return ", ".join([*words, *(["ep"] if self.enable_expert_parallel else [])])
+        on_hosts = [f"{len(set(self.hosts))} hosts"] if self.hosts else []
+        return ", ".join([*words, *(["ep"] if self.enable_expert_parallel else []), *on_hosts])
 
 
 class AbortRequests(msgspec.Struct, array_like=True, tag="abort"):

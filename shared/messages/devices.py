@@ -48,6 +48,8 @@ class DeviceModel(msgspec.Struct, omit_defaults=True, kw_only=True):
         wake_failures: number of failed wakes, by cause.
         num_recomputed_tokens: tokens of running requests that swaps had computed again.
         wakes, sleeps: seconds of its swaps, by level as text.
+        num_refusals: number of refused commands of operators.
+        refusal: why the last one was refused.
     """
 
     name: str
@@ -68,6 +70,8 @@ class DeviceModel(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_recomputed_tokens: int = 0
     wakes: dict[str, Histogram] = {}
     sleeps: dict[str, Histogram] = {}
+    num_refusals: int = 0
+    refusal: str = ""
 
     @property
     def phase_words(self) -> str:

@@ -99,6 +99,10 @@ class Activation(msgspec.Struct, kw_only=True):
     num_restarts: int
 
 
+# Codes of processes that were killed because they made no progress.
+STALLED, LOAD_TIMED_OUT = "engine_stalled", "load_timed_out"
+
+
 class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A line of JSON that a worker process writes to its standard output: at every change of state, and once a second
     while it is alive, so that a missing line is a sign.

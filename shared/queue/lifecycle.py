@@ -48,6 +48,8 @@ MOVES: Mapping[RequestState, tuple[RequestState, ...]] = {
 
 
 LIVE_STATES = frozenset(MOVES)
+# Ends after which a request can be queued again. A parked one is replayed from the dead letter.
+RETRYABLE_STATES = frozenset({RequestState.FAILED, RequestState.CANCELLED, RequestState.EXPIRED})
 
 
 def moves_as_lua() -> str:

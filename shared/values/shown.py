@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from decimal import Decimal
 from typing import Any, ClassVar
 
 from ..errors import cut
@@ -127,6 +128,15 @@ class MaskedRepr:
         if name in self._secret_fields:
             return MASK if value else value
         return mask_text(value) if isinstance(value, str) else value
+
+
+def format_number(value: float, *, separator: str = "") -> str:
+    """Return a number with at most 15 digits and without an exponent: "0.0000421".
+
+    Args:
+        separator: of thousands.
+    """
+    return f"{Decimal(f'{value:.15g}'):,f}".replace(",", separator)
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -30,9 +30,7 @@ def carrying(mark: str) -> set[int]:
 def test_demo_answers_right_and_leaves_nothing_behind() -> None:
     mark = f"PENSTOCK_TEST_{uuid.uuid4().hex}"
     command = [sys.executable, "-m", "penstock.ops.cli", "demo", "--questions", "24", "--concurrency", "8"]
-    result = subprocess.run(
-        command, capture_output=True, text=True, timeout=500, check=False, env={**os.environ, mark: "1"}
-    )
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, mark: "1"})
     assert result.returncode == 0, result.stdout + result.stderr
     assert "TTFT" in result.stdout
     for style in ("demo", "digits", "downwards", "loud"):
@@ -48,9 +46,7 @@ def test_demo_answers_right_and_leaves_nothing_behind() -> None:
 def test_demo_of_a_pretrained_model_outlives_its_engine() -> None:
     mark = f"PENSTOCK_TEST_{uuid.uuid4().hex}"
     command = [sys.executable, "-m", "penstock.ops.cli", "demo", "--model", "smollm2"]
-    result = subprocess.run(
-        command, capture_output=True, text=True, timeout=500, check=False, env={**os.environ, mark: "1"}
-    )
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, mark: "1"})
     assert result.returncode == 0, result.stdout + result.stderr
     assert "kill -9 of the engine after" in result.stdout
     assert "3 of 3 texts are equal" in result.stdout
@@ -72,14 +68,15 @@ def test_run_loads_a_model_and_chats() -> None:
         "--device cpu",
     ]
     lines = "spell 7:\nspell 12:\n"
-    result = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert [line.strip() for line in result.stdout.splitlines()] == ["seven.", "twelve."]
+    assert "\nstarting the engine …\n" in result.stderr
 
 
 def test_run_says_in_the_last_line_why_the_worker_did_not_start() -> None:
     command = [sys.executable, "-m", "penstock.ops.cli", "run", "/no/such/file.gguf"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: the worker did not start: model file '/no/such/file.gguf' does not exist")

@@ -14,6 +14,8 @@ from penstock.shared.errors import ConfigurationError
 from penstock.shared.process.command_line import Command, UsageError, format_table, run_program
 from penstock.shared.values.shown import format_bytes
 
+from ..processes import DEADLINE_S
+
 
 def program(*commands: Command, argv: list[str]) -> int:
     return run_program("prog", "A program.", commands, argv)
@@ -143,7 +145,7 @@ def test_reader_that_leaves_early_is_no_traceback() -> None:
     assert writer.stderr is not None
     assert writer.stderr.read() == b""
     writer.stderr.close()
-    assert writer.wait(timeout=240) == 1
+    assert writer.wait(timeout=DEADLINE_S) == 1
 
 
 def test_table_is_aligned_and_uncut() -> None:
@@ -192,3 +194,33 @@ sys.exit(main(["{command}", "--seed", "0"]))
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     sentence = "error: this command is not part of the installed package; run it in a clone of Penstock's repository\n"
     assert (result.returncode, result.stdout, result.stderr) == (2, "", sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        ("--help", 0, "usage: penstock"),
+        ("run smollm2", 1, "error: penstock run needs psutil, torch, transformers: pip install 'penstock-llm[all]'"),
+        ("demo", 1, "error: penstock demo needs rich, psutil, torch, transformers: pip install 'penstock-llm[all]'"),
+    ],
+)
+def test_programs_work_where_only_the_client_is_installed(words: str, status: int, text: str) -> None:
+    code = f"""
+import sys
+from importlib.machinery import PathFinder
+from importlib.metadata import packages_distributions
+
+hidden = set(packages_distributions()) - {{"redis", "jwt", "async_timeout", "msgspec", "structlog", "penstock"}}
+
+class Client(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in hidden else super().find_spec(name, path, target)
+
+sys.meta_path = [Client if finder is PathFinder else finder for finder in sys.meta_path]
+from penstock.ops.cli import main
+sys.exit(main({words.split()!r}))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (status, int(status != 0)), result.stderr
+    assert (result.stdout + result.stderr).startswith(text)

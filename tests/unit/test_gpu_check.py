@@ -72,7 +72,7 @@ def test_the_engine_s_tests_that_want_a_gpu_are_run_and_counted(tmp_path: Path) 
 
 def test_the_engine_s_gpu_tests_are_collected() -> None:
     names = {path.name for path in full_plan("cuda").engine_tests}
-    assert {"test_captured.py", "test_identity.py", "test_structured_table.py"} <= names
+    assert {"test_captured.py", "test_graph_sizes.py", "test_identity.py", "test_structured_table.py"} <= names
     assert not any(name.startswith("test_gpu_") for name in names)
 
 
@@ -177,7 +177,9 @@ def test_without_a_gpu_the_check_fails_and_names_the_cause(
     assert main([]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "torch sees no GPU here; --device cpu --quick tries this command out without a GPU\n"
+    assert captured.err.startswith("torch sees no GPU here. Needed are an NVIDIA GPU and a Python with ")
+    assert "torch, transformers, triton" in captured.err
+    assert captured.err.endswith("; --device cpu --quick tries this command out without a GPU\n")
 
 
 def test_kernels_behind_one_that_loses_the_device_or_hangs_are_run_again(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
+import time
 from functools import partial
 
 from ...shared.connection import checked_connection
 from ...shared.deployment.audit import Audit, acting_as, process_actor
-from ...shared.deployment.orders import MARGIN_S, known_workers, make_leave
+from ...shared.deployment.orders import MARGIN_S, known_workers, make_leave, read_drains
+from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
 from ...shared.messages.supervision import DrainCommand, StopCommand, WorkerCommand
@@ -57,8 +60,25 @@ async def _command(url: str, arguments: argparse.Namespace, command: WorkerComma
         action = "worker.drain" if isinstance(command, DrainCommand) else "worker.stop"
         with acting_as(process_actor("cli")):
             async with Audit(connection, keys).audited(action, ", ".join(worker_ids)):
-                await make_leave(connection.execute, keys, worker_ids, command, patience_s)
+                await make_leave(connection.execute, keys, worker_ids, command, patience_s, DrainProgress().show)
     return worker_ids
+
+
+class DrainProgress:
+    """Lines on standard error for an operator who waits: one each time a worker's number of running requests changes.
+
+    It lives as long as the command.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def show(self, beats: list[EngineHeartbeat]) -> None:
+        """Print the changes since the last call."""
+        for drain in read_drains(beats, time.time()):
+            if self._numbers.get(drain.worker_id) != drain.num_running:
+                self._numbers[drain.worker_id] = drain.num_running
+                print(drain, file=sys.stderr)
 
 
 def _choose(arguments: argparse.Namespace, worker_ids: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ import time
 import msgspec
 
 from ...shared.connection import checked_connection
+from ...shared.deployment.orders import read_drains
 from ...shared.deployment.presence import read_devices, read_heartbeats
 from ...shared.deployment.records import UNREADABLE, EngineHeartbeat, EngineSetup
 from ...shared.keys import Keys
@@ -35,7 +36,7 @@ _LOAD_HEADER = (
     "RUN/WAIT",
     "KV",
     "STEP",
-    "TOK/S",
+    "TOKENS/S",
     "RSS",
     "GPU MEM",
 )
@@ -66,6 +67,8 @@ def _show_engines(arguments: argparse.Namespace) -> int:
         for heartbeat in heartbeats:
             if heartbeat.state is EngineState.DEAD:
                 print(_describe_death(heartbeat))
+        for drain in read_drains(heartbeats, time.time()):
+            print(drain)
     elif not (unreadable or devices):
         print("no workers")
     if devices and not arguments.json:

@@ -16,7 +16,7 @@ from ...shared.process.command_line import UsageError
 from ...shared.shards import shards_text
 from ...shared.values.names import check_name
 from ..config.engine_config import EngineConfig
-from ..config.ranks import MAX_ENGINES_ON_HOST
+from ..config.ranks import MAX_ENGINES_ON_HOST, read_node_key
 from ..config.worker_config import WorkerConfig
 from ..models.checkpoint.folder import check_local_model
 from ..options.settings import Settings
@@ -53,7 +53,9 @@ class Plan:
 
     @property
     def num_places(self) -> int:
-        """Largest number of engines: one per placement on GPUs, ``MAX_ENGINES_ON_HOST`` on the CPU."""
+        """Largest number of engines: one per placement on GPUs, ``MAX_ENGINES_ON_HOST`` on the CPU, one on hosts."""
+        if self.engine.nnodes > 1:
+            return 1
         return len(self.placements) if self.placements[0].visible_devices is not None else MAX_ENGINES_ON_HOST
 
     @property
@@ -106,6 +108,7 @@ def make_plan(settings: Settings) -> Plan:
         engine = EngineConfig(**{**fields, **on_host})
         check_name("the model's name (--served-model-name)", engine.model_name)
         check_gpus_per_engine(host, engine)
+        _check_hosts(engine, len(placements))
         check_local_model(engine.model, needs_weights=engine.needs_weights)
         KINDS[engine.engine].check(engine)
         factories = load_factories(host.stat_loggers)
@@ -117,10 +120,22 @@ def make_plan(settings: Settings) -> Plan:
     return Plan(name, worker_id, host, engine, engines, placements, factories)
 
 
+def _check_hosts(engine: EngineConfig, num_engines: int) -> None:
+    """Raise ``UsageError`` or ``ConfigurationError`` if an engine over several hosts cannot start here."""
+    if engine.nnodes == 1:
+        return
+    read_node_key()
+    if num_engines > 1:
+        raise UsageError(
+            f"--nnodes {engine.nnodes}: one engine spans the hosts, and {num_engines} engines would start here; give "
+            "--engines 1, or select the GPUs of one with --gpus"
+        )
+
+
 def gpus_per_engine(host: HostOptions, fields: dict[str, Any]) -> tuple[int, str]:
     """Return the number of GPUs of an engine, and the options that define it."""
     sizes = {name: fields[name] for name in ("tensor_parallel_size", "pipeline_parallel_size") if fields[name] > 1}
-    num_ranks = math.prod(sizes.values())
+    num_ranks = math.prod(sizes.values()) // fields["nnodes"]
     source = " ".join(f"--{name.replace('_', '-')} {size}" for name, size in sizes.items())
     if num_ranks == 1:
         return host.gpus_per_engine, f"--gpus-per-engine {host.gpus_per_engine}"

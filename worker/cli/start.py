@@ -24,7 +24,9 @@ from ..options.settings import Settings, effective_config, read_settings, shown_
 from ..other_engines.kinds import KINDS
 from ..programs import PROGRAMS, START, HostOptions
 from .host_services import check_installed, fork_server, metrics_server
-from .plan import make_plan, num_engines_of
+from .plan import Plan, make_plan, num_engines_of
+
+_REPORTS_ON_ENGINES = frozenset({"metrics_port", "stat_loggers"})
 
 log = structlog.get_logger()
 
@@ -49,6 +51,7 @@ def _run_start(arguments: argparse.Namespace) -> int:
 
         return serve_fleet(settings)
     _check_no_fleet(settings)
+    _check_reports(settings)
     kind = KINDS[settings.fields_of(EngineConfig)["engine"]]
     check_installed(kind.libraries, kind.extra)
     if process["otlp_traces_endpoint"] is not None:
@@ -63,6 +66,8 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
 
     plan = make_plan(settings)
     log.info("configuration", **{setting.declared.name: shown_value(setting) for setting in settings.all})
+    if plan.engine.node_rank:
+        return _run_ranks(plan)
     host = plan.host
 
     def announce() -> None:
@@ -92,11 +97,41 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
     return 0 if is_clean_exit else 1
 
 
+def _run_ranks(plan: Plan) -> int:
+    """Run the ranks of this host for the engine of another host, until it is stopped."""
+    engine, devices = plan.engine, plan.placements[0].visible_devices
+    if devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices
+    # Imported late, because it imports torch.
+    from ..engine.ranks.host_agent import run_ranks
+
+    line = f"ready: host {engine.node_rank} waits for model {engine.model_name} at {engine.master_addr}"
+
+    def announce() -> None:
+        print_if_read(line)
+        tell_ready(line)
+
+    run_ranks(engine, announce)
+    return 0
+
+
 def _check_no_fleet(settings: Settings) -> None:
     for setting in settings.all:
         if setting.declared.struct is FleetOptions and setting.value != setting.declared.default:
             raise UsageError(f"{setting.source} is for a fleet; give --ray as well, or leave it out")
     num_engines_of(settings.make(HostOptions))
+
+
+def _check_reports(settings: Settings) -> None:
+    """Refuse reports about engines on a host that only runs ranks for the engine of another host."""
+    if not settings.fields_of(EngineConfig)["node_rank"]:
+        return
+    for setting in settings.all:
+        if setting.declared.field in _REPORTS_ON_ENGINES and setting.value != setting.declared.default:
+            raise UsageError(
+                f"{setting.source} is for the host with the engine, node_rank 0, which also reports on the ranks of "
+                "this one; leave it out here"
+            )
 
 
 COMMAND = Command("start", "Serve a model on this host.", run=_run_start, add_arguments=START.add_arguments)

@@ -70,7 +70,6 @@ class EngineConfig(
             self,
             self.engine,
             async_scheduling=bool(self.async_scheduling),
-            enable_lora=self.enable_lora,
             kv_offload_dir=self.kv_offload_dir,
             kv_offload_memory=self.kv_offload_memory,
         )

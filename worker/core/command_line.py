@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ...shared.process.log import add_log_arguments, configure_logging
 from ..processes.ipc import CoreChannel
+from ..processes.process_tree import die_with_lifeline
 from ..processes.progress import ProgressWriter
 from . import exit_report
 from .interface import BuildEngine
@@ -22,8 +23,11 @@ def run_core(program: str, description: str | None, arguments: Sequence[str], bu
         "--progress-fd", type=int, help="shared memory through which the worker reads what the core does"
     )
     parser.add_argument("--trace-fd", type=int, help="file for tracebacks: when the core dies, or at SIGUSR1")
+    parser.add_argument("--lifeline-fd", type=int, help="pipe whose end kills the core: its worker process has exited")
     add_log_arguments(parser)
     options = parser.parse_args(arguments)
+    if options.lifeline_fd is not None:
+        die_with_lifeline(options.lifeline_fd)
     configure_logging(options.log_level, options.log_format)
     exit_report.write_to(options.trace_fd)
     channel = CoreChannel(socket.socket(fileno=options.fd))

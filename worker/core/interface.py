@@ -72,6 +72,14 @@ class Core(Protocol):
         """Return the digests of the loaded adapters, sorted; None if they are unchanged since the last call."""
         ...
 
+    @property
+    def prepare_more(self) -> Callable[[], bool]:
+        """The function that does a part of what makes later steps faster; it returns whether a part is left.
+
+        Called between requests, when a step would do no work.
+        """
+        ...
+
     def check_invariants(self) -> None:
         """Verify the bookkeeping. Called whenever the core is idle."""
         ...

@@ -11,6 +11,7 @@ If it dies, it writes the traceback to a file, which the worker process reads af
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -19,7 +20,13 @@ from typing import Any
 
 import structlog
 
-from ...shared.errors import ConfigurationError, EngineDeadError, GroupBrokenError, ValidationError
+from ...shared.errors import (
+    ConfigurationError,
+    DeviceMemoryError,
+    EngineDeadError,
+    GroupBrokenError,
+    ValidationError,
+)
 from ...shared.messages import WIRE_VERSION
 from ...shared.messages.core import (
     AbortRequests,
@@ -88,7 +95,16 @@ class CoreLoop:
                 # Report the idle state, because an abort may have ended the last requests without a step.
                 self._send([])
                 self._progress.enter(Phase.IDLE)
-                messages = self._channel.receive(None)
+                messages = self._await_messages()
+
+    def _await_messages(self) -> list[Any]:
+        """Wait for messages, and prepare later steps part by part meanwhile."""
+        is_left = True
+        while is_left:
+            if messages := self._channel.receive(0):
+                return messages
+            is_left = self._core.prepare_more()
+        return self._channel.receive(None)
 
     def _step(self) -> None:
         self._progress.enter(Phase.STEPPING)
@@ -191,6 +207,19 @@ def run_engine_core(channel: CoreChannel, progress: ProgressWriter, build: Build
     return 0
 
 
+def lacks_memory(error: BaseException | None) -> bool:
+    """Return whether memory that was not free caused an error: memory of the host or of a GPU."""
+    while error is not None:
+        # torch, which not every core has, raises a RuntimeError for memory of the host.
+        is_torchs = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+        if isinstance(error, (MemoryError, DeviceMemoryError)) or is_torchs:
+            return True
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _start(channel: CoreChannel, first: Any, progress: ProgressWriter, build: BuildEngine) -> Engine | None:
     """Build and announce the engine that ``first`` configures; None if that failed and the reason was sent."""
     started = time.monotonic()
@@ -199,12 +228,13 @@ def _start(channel: CoreChannel, first: Any, progress: ProgressWriter, build: Bu
             raise ConfigurationError(f"the worker process sent {type(first).__name__} instead of Configure")
         engine = build(EngineConfig.decode(first.config_json), progress)
     except ConfigurationError as error:
-        channel.send(StartupFailed(error.code, str(error)))
+        channel.send(StartupFailed(DeviceMemoryError.code if lacks_memory(error) else error.code, str(error)))
         return None
     except GroupBrokenError:
         raise
     except Exception as error:
-        channel.send(StartupFailed("core_startup_failed", f"{type(error).__name__}: {error}", traceback.format_exc()))
+        code = DeviceMemoryError.code if lacks_memory(error) else "core_startup_failed"
+        channel.send(StartupFailed(code, f"{type(error).__name__}: {error}", traceback.format_exc()))
         return None
     freeze_loaded_objects()
     engine.ready.load_time_s = time.monotonic() - started

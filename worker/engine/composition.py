@@ -17,7 +17,6 @@ from ...shared.params.kinds import GENERATE
 from ...shared.params.sampling import SamplingParams
 from ...shared.process.plugins import EXECUTORS, load_object
 from ..config.engine_config import EngineConfig
-from ..models.adapters.attach import attach_adapters
 from ..models.adapters.slots import AdapterSlots
 from ..models.attention.page_layout import PageLayout
 from ..models.loaded import LoadedModel
@@ -46,6 +45,7 @@ from .offload.request_loads import OffloadLoads
 from .offload.transfers import OffloadingPrefixCache
 from .own_ordering import load_ordering
 from .ranks.interface import Ranks
+from .ranks.memory import capture_next
 from .ranks.one import OneRank
 from .scheduling.admission import BlockLoads, NoLoads
 from .scheduling.batches import Flights
@@ -133,7 +133,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     load_native_kernels(config)
     set_loading_threads(config)
     model = ranks.load(partial(progress.enter, Phase.STARTING))
-    slots = _attach_adapters(config, model)
+    slots = ranks.attach_adapters() if config.enable_lora else None
     size = size_caches(config, model, ranks)
     check_options(config, model)
     hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
@@ -145,7 +145,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
         drafting = _make_drafting(config, runner, size.max_model_len)
     flights = layout.make_flights(model, runner)
-    blocks = _make_blocks(config, folder, model, size)
+    blocks = _make_blocks(config, model, size, ranks)
     adapters = _make_library(config, slots)
     scheduler = _make_scheduler(config, model, size, blocks, ordering.policy, drafting, adapters, flights)
     source = WeightsSource.of(config, folder, model.folder)
@@ -162,6 +162,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
         processors=processors,
         rank=ordering.rank,
     )
+    core.prepare_more = partial(capture_next, model, progress.compiling)
     parts = compose_control(
         config,
         source,
@@ -196,19 +197,6 @@ def _make_drafting(config: EngineConfig, runner: ModelRunner, max_model_len: int
 
 def _is_encoder(model: LoadedModel) -> bool:
     return model.pooling is not None and model.pooling.is_encoder
-
-
-def _attach_adapters(config: EngineConfig, model: LoadedModel) -> AdapterSlots | None:
-    """Attach slots for adapters to the model. Call it before memory is measured."""
-    if not config.enable_lora or model.pooling is not None:
-        return None
-    return attach_adapters(
-        model.forward,
-        model.architecture,
-        config.max_loras,
-        config.max_lora_rank,
-        is_deterministic=config.deterministic,
-    )
 
 
 def _make_library(config: EngineConfig, slots: AdapterSlots | None) -> AdapterLibrary | None:
@@ -252,11 +240,11 @@ class _Blocks:
     loads: BlockLoads
 
 
-def _make_blocks(config: EngineConfig, folder: Path, model: LoadedModel, size: KVCacheSize) -> _Blocks:
+def _make_blocks(config: EngineConfig, model: LoadedModel, size: KVCacheSize, ranks: Ranks) -> _Blocks:
     """Return the blocks of the KV cache, which is allocated."""
     pool = BlockPool(size.num_blocks, config.block_size)
     tables = make_tables(config, size.pages, pool)
-    offload = make_offload(config, folder, model, pool)
+    offload = make_offload(config, pool, ranks.device_blocks, ranks.block_identity)
     prefix_cache = _make_prefix_cache(config, model, size.pages, pool, offload)
     if offload is None:
         return _Blocks(pool, tables, prefix_cache, None, NoLoads())

@@ -1,7 +1,7 @@
 """``python -m penstock.worker.engine.fork_server``: imports torch, and perhaps transformers, once, and forks cores.
 
 Its cores outlive it. A core is killed when the connection that requested it closes, because its worker process has then
-exited.
+exited or given up the start. Without this server the kernel kills a core whose worker process has exited.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import gc
 import os
+import sys
 from collections.abc import Sequence
 
 from ...shared.process import plain_structlog  # noqa: F401  # before structlog
@@ -17,6 +18,7 @@ from ...shared.process.log import add_log_arguments, configure_logging
 from ..config.engine_config import EngineConfig
 from ..processes.fork_server import Kind, be_fork_server, ignore_stops, name_process, take_streams
 from ..processes.forking import NUM_DESCRIPTORS, NUM_KEEPER_DESCRIPTORS, ForkCore, ForkKeeper
+from ..processes.process_tree import die_with_lifeline
 
 _CUDA_NOT_INITIALIZED = 3
 
@@ -34,18 +36,19 @@ def _cuda_obstacle() -> str:
 
 
 def _become_core(request: ForkCore, descriptors: Sequence[int]) -> int:
-    channel, progress, trace, out, err = descriptors
+    channel, progress, trace, lifeline, out, err = descriptors
     take_streams([os.open(os.devnull, os.O_RDONLY), out, err])
     name_process(f"core {request.engine_id.rpartition('-')[2]}")
     from .__main__ import run
 
-    inherited = ["--fd", str(channel), "--progress-fd", str(progress), "--trace-fd", str(trace)]
-    return run([*inherited, *request.log_options])
+    inherited = {"--fd": channel, "--progress-fd": progress, "--trace-fd": trace, "--lifeline-fd": lifeline}
+    return run([*(word for name, number in inherited.items() for word in (name, str(number))), *request.log_options])
 
 
 def _become_keeper(request: ForkKeeper, descriptors: Sequence[int]) -> int:
     *streams, listener = descriptors
     take_streams(streams)
+    die_with_lifeline(sys.stdin.fileno())
     name_process(f"weights {request.engine_id.rpartition('-')[2]}")
     parser = argparse.ArgumentParser()
     add_log_arguments(parser)

@@ -88,6 +88,7 @@ class HostAgent:
                 phase=self._phase(status),
                 exit_status=status,
                 last_words=list(self._last_words) if status is not None else [],
+                niceness=os.getpriority(os.PRIO_PROCESS, 0),
             )
         )
 

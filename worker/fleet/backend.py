@@ -107,6 +107,7 @@ class AgentStatus(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=T
         pid: process id of its ``worker start``; with ``worker_name`` it is the prefix of the worker's id.
         exit_status: exit status of the worker; the negative number of a signal that killed it. None while it runs.
         last_words: last lines of the worker's log, once it has exited.
+        niceness: niceness of the agent and so of its worker; Ray sets 15 by default.
     """
 
     version: int = WIRE_VERSION
@@ -117,6 +118,7 @@ class AgentStatus(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=T
     phase: AgentPhase
     exit_status: int | None = None
     last_words: list[str] = []
+    niceness: int = 0
 
     @property
     def worker_prefix(self) -> str:

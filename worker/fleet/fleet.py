@@ -26,8 +26,9 @@ from .member import Member, MemberPhase
 from .scaling import Scaling, ScalingOptions
 
 TICK_S = 1.0
-# A placed agent that does not answer for this long is replaced; Ray restarts a host's agents within 20 s.
-REPLACE_AFTER_S = 60.0
+# A placed agent that does not answer for this long is replaced. Ray restarts a host's agents within 20 s, and waits
+# 60 s for a process before it starts another. On a busy host an agent, of niceness 15, needs a minute to start.
+REPLACE_AFTER_S = 180.0
 
 log = structlog.get_logger()
 

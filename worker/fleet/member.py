@@ -124,7 +124,13 @@ class Member:
         elif status.phase is AgentPhase.SERVING and self.phase is not MemberPhase.SERVING:
             self.phase, self.has_served, self.serving_since = MemberPhase.SERVING, True, time.monotonic()
             took_s = round(self.serving_since - self.placed_at, 2)
-            log.info("fleet_engine_serves", worker=self.worker_name, host=status.host, took_s=took_s)
+            log.info(
+                "fleet_engine_serves",
+                worker=self.worker_name,
+                host=status.host,
+                took_s=took_s,
+                niceness=status.niceness,
+            )
         elif status.phase is AgentPhase.STARTING:
             self.phase = MemberPhase.STARTING
 

@@ -139,6 +139,11 @@ def _check_options(settings: Settings, options: FleetOptions) -> tuple[HostOptio
                     f"--{name.replace('_', '-')} {value}: engines of a fleet come and go one by one, and those of a "
                     "group together; start groups on their hosts, without --ray"
                 )
+        if engine["nnodes"] > 1:
+            raise UsageError(
+                f"--nnodes {engine['nnodes']}: Ray places engines of one host each; start an engine over several hosts "
+                "on them, without --ray"
+            )
         if host.metrics_port:
             raise UsageError(
                 f"--metrics-port {host.metrics_port}: several engines of a fleet may be on one host; give 0, or have "

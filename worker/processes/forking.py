@@ -1,12 +1,14 @@
 """A process forked by a fork server: the messages that request it, and how it is signalled and awaited by descriptors.
 
-worker process, or its supervisor                      fork server
-ForkCore + channel, progress, trace, out, err
+worker process, or its supervisor                                fork server
+ForkCore + channel, progress, trace, lifeline, out, err
   | ForkWorker + in, out, err
-  | ForkKeeper + lifeline, out, err, socket     ──▶
-                                                ◀──    Forked(pid) + pidfd | NotForked(reason)
-                                                ◀──    ChildExited(returncode)
+  | ForkKeeper + lifeline, out, err, socket               ──▶
+                                                          ◀──    Forked(pid) + pidfd | NotForked(reason)
+                                                          ◀──    ChildExited(returncode)
 (end of the stream: the server kills the core or keeper; a worker process exits when its standard input closes)
+
+A core or keeper may outlive the server that has forked it. The end of its lifeline kills it, too.
 
 Frames are those of ``ipc.py`` on a Unix socket, which sends the descriptors together with the first bytes.
 """
@@ -28,9 +30,9 @@ import msgspec
 from .ipc import FrameSplitter, frame
 
 # Increased with any change below, because a process started after an upgrade may connect to an older server.
-FORK_VERSION = 3
-# Descriptors of ``ForkCore``, in this order: channel, progress, trace, standard output, standard error.
-NUM_DESCRIPTORS = 5
+FORK_VERSION = 4
+# Descriptors of ``ForkCore``, in this order: channel, progress, trace, lifeline, standard output, standard error.
+NUM_DESCRIPTORS = 6
 # Descriptors of ``ForkWorker``, in this order: standard input, output and error.
 NUM_WORKER_DESCRIPTORS = 3
 # Descriptors of ``ForkKeeper``, in this order: lifeline, standard output and error, listening socket.

@@ -38,6 +38,11 @@ def usable_cores() -> int:
     return max(1, cores)
 
 
+def is_overloaded() -> bool:
+    """Return whether more processes wanted a core than there are, on average of the last minute."""
+    return os.getloadavg()[0] > (os.cpu_count() or 1)
+
+
 def num_oom_kills() -> int:
     """Return how many processes the kernel has killed for lack of memory, in this control group or on the host."""
     for path in (*(group / "memory.events" for group in _own_groups()), _VMSTAT):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import select
 import signal
 from contextlib import suppress
 
@@ -49,6 +51,36 @@ def die_with(parent_pid: int) -> None:
     """Make the kernel kill this process when its parent ends; exit now if it already has."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
+        os._exit(0)
+
+
+class Lifeline:
+    """A pipe that ends with this process, or with ``close``. The process that inherits ``reader`` ends with it."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe()
+
+    def close(self) -> None:
+        """End the process that inherited ``reader``. Further calls do nothing."""
+        if self.reader >= 0:
+            os.close(self.reader)
+            os.close(self._writer)
+            self.reader = -1
+
+
+def die_with_lifeline(reader: int) -> None:
+    """Make the kernel kill this process when the writer of its ``Lifeline`` ends; exit now if it already has.
+
+    The writer need not be its parent. The process ends whatever it does: also if it is stopped, or if it computes and
+    never returns to its interpreter.
+    """
+    fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
+    # The kernel reports only what happens from now on.
+    hung_up = select.poll()
+    hung_up.register(reader, 0)
+    if hung_up.poll(0):
         os._exit(0)
 
 

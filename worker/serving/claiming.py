@@ -35,6 +35,8 @@ LEAVE_TIMEOUT_S = 1.0
 CHECK_UNKNOWN_EVERY_S = 10.0
 
 _NO_WAVE = Wave([])
+# The log of a claimed request, or why it could not be read.
+Log = list[Delta] | BaseException
 
 log = structlog.get_logger()
 
@@ -150,7 +152,11 @@ class ClaimLoop:
             wave = await self._claim(part, ready)
             # A refused request leaves capacity free, of which Redis does not know.
             self.is_admitting = True
-            num_admitted = sum([await self._admit(claim, intake, ready) for claim in wave.claims])
+            # All at once, because after a death a wave has many requests to resume.
+            logs = await asyncio.gather(*map(self._read_log, wave.claims), return_exceptions=True)
+            num_admitted = 0
+            for claim, logged in zip(wave.claims, logs, strict=True):
+                num_admitted += await self._admit(claim, logged, intake, ready)
             self.is_admitting = False
             if num_admitted < len(wave.claims):
                 return 0.0, False
@@ -223,24 +229,27 @@ class ClaimLoop:
         if num_released:
             log.warning("unknown_requests_handed_back", num_requests=num_released)
 
-    async def _admit(self, claim: Claim, intake: Intake, ready: Ready) -> bool:
+    async def _read_log(self, claim: Claim) -> list[Delta]:
+        return await self.parts[claim.partition].broker.read_log(claim.request_id) if claim.num_logged_tokens else []
+
+    async def _admit(self, claim: Claim, logged: Log, intake: Intake, ready: Ready) -> bool:
         """Pass a claimed request to the core, or an error to its caller. Returns whether the core has the request."""
         try:
-            return await self._admit_or_refuse(claim, intake, ready)
+            return await self._admit_or_refuse(claim, logged, intake, ready)
         except RedisUnavailableError as error:
             # Returned to the queue once Redis answers, since nothing is wrong with the request.
             log.warning("claim_failed", **ids_of(claim), error=str(error))
             self._set_aside(self.parts[claim.partition])
             return False
 
-    async def _admit_or_refuse(self, claim: Claim, intake: Intake, ready: Ready) -> bool:
+    async def _admit_or_refuse(self, claim: Claim, logged: Log, intake: Intake, ready: Ready) -> bool:
         """Do the work of ``_admit``.
 
         Raises:
             RedisUnavailableError: the log, input or images of the request could not be read.
         """
         try:
-            segment = await self._segment(claim, intake)
+            segment = await self._segment(claim, logged, intake)
             images = await self._images(claim, segment.request.images)
             generation = await self._generation(claim, segment, intake, ready)
             self._hand_over(claim, segment, images, generation)
@@ -288,13 +297,17 @@ class ClaimLoop:
             )
         )
 
-    async def _segment(self, claim: Claim, intake: Intake) -> Segment:
+    async def _segment(self, claim: Claim, logged: Log, intake: Intake) -> Segment:
         """Return the segment to generate under a claim; a request that is not resumable has one segment."""
-        request, broker = await intake.prepare(claim), self.parts[claim.partition].broker
+        request = await intake.prepare(claim)
+        if isinstance(logged, BaseException):
+            raise logged
         if request.resumable:
-            logged = await broker.read_log(claim.request_id)
+            broker = self.parts[claim.partition].broker
+            # A segment may have ended without a token.
+            logged = logged or await broker.read_log(claim.request_id)
             return await intake.segment(request, await broker.input.read(claim.request_id), logged)
-        return Segment(request, await broker.read_log(claim.request_id) if claim.num_logged_tokens else [])
+        return Segment(request, logged)
 
     async def _generation(self, claim: Claim, segment: Segment, intake: Intake, ready: Ready) -> Generation:
         """Return the text side of a claim. It decodes the output of earlier engines and the end of the prompt."""

@@ -25,7 +25,7 @@ from ...shared.deployment.records import DeathCause
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.messages.core import EngineCoreOutputs, Ready
-from ...shared.messages.supervision import Activation, EngineState, SleepOrder, SleepOrderDone
+from ...shared.messages.supervision import STALLED, Activation, EngineState, SleepOrder, SleepOrderDone
 from ...shared.process.log import configure_logging
 from ...shared.shards import make_connections
 from ...shared.tracing.endpoint import is_enabled
@@ -128,6 +128,7 @@ class WorkerProcess:
         self._stall_watch = StallWatch(
             self._core.progress, config.stall_timeout_s, lambda: waited_for_processor_s(self._core.pid)
         )
+        self._has_stalled = False
         self._heartbeat.watch(self._core.progress, self._stall_watch)
         self._status = StatusLines(config.engine_id, self._heartbeat)
 
@@ -263,6 +264,7 @@ class WorkerProcess:
         """Kill a core that makes no progress; its death is then handled like any other."""
         finding = await self._stall_watch.run()
         log.error("core_stalled", finding=finding)
+        self._has_stalled = True
         self._core.kill(finding)
 
     async def _leave_with_group(self, signals: StopSignals) -> None:
@@ -277,7 +279,7 @@ class WorkerProcess:
         self._heartbeat.error = death.reason
         self._status.report(
             EngineState.FAILED,
-            code=EngineDeadError.code,
+            code=STALLED if self._has_stalled else EngineDeadError.code,
             message=death.reason,
             trace=death.trace,
             is_external=death.is_external,

@@ -9,6 +9,7 @@ its claim as stale, in reply to a write or to the renewal of the lease.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -182,7 +183,7 @@ class WorkerService:
         An unreachable Redis is waited for during ``LEAVE_PATIENCE_S``, and during ``timeout_s`` before that if
         requests run or deltas are unwritten.
         """
-        self._heartbeat.state = EngineState.DRAINING
+        self._heartbeat.state, self._heartbeat.drains_until = EngineState.DRAINING, time.time() + timeout_s
         loop = asyncio.get_running_loop()
         give_up_at = loop.time()
         if len(self._live) or not all(part.publisher.is_idle for part in self._parts):

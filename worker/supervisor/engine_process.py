@@ -25,7 +25,7 @@ import structlog
 
 from ...shared.control.engine import Sleep, SleepState, WakeUp
 from ...shared.errors import EngineDeadError, RedisUnavailableError, from_wire
-from ...shared.messages.supervision import Activation, EngineState, SleepOrder, SleepOrderDone, WorkerStatus
+from ...shared.messages.supervision import STALLED, Activation, EngineState, SleepOrder, SleepOrderDone, WorkerStatus
 from ..config.worker_config import STATUS_INTERVAL_S, WorkerConfig
 from ..processes.forking import FORK_VERSION, ForkedProcess, ForkWorker, NotForkedError, fork_process, workers_address
 from ..processes.host import waited_for_processor_s
@@ -91,6 +91,8 @@ class EngineProcess:
         self._silence: Death | None = None
         self._is_killed = False
         self._process: WorkerProcess | None = None
+        self._has_cause = asyncio.Event()
+        self._has_left = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._orders: dict[int, asyncio.Future[SleepState]] = {}
 
@@ -180,8 +182,16 @@ class EngineProcess:
             return
         stopped = is_stopped(self._process.pid)
         reason = f"the worker process said nothing for {silence_s:.1f} s: it {'was stopped' if stopped else 'hangs'}"
-        self._silence = Death(reason, is_external=stopped)
+        self._silence = Death(reason, is_external=stopped, code=STALLED)
         self.kill()
+
+    async def cause_of_death(self) -> Death:
+        """Return why it ends, once that is known: it has reported a failure, or has ended.
+
+        A call that the core cannot answer any more fails before.
+        """
+        await self._has_cause.wait()
+        return self.death()
 
     def death(self) -> Death:
         """Return why it ended, by its own report if it sent one."""
@@ -192,7 +202,7 @@ class EngineProcess:
         if failure is not None:
             # A Redis that is away ends every engine, and a restart helps.
             is_external = failure.is_external or failure.code == RedisUnavailableError.code
-            return Death(failure.message, is_external=is_external, trace=failure.trace)
+            return Death(failure.message, is_external=is_external, trace=failure.trace, code=failure.code)
         if self._silence is not None:
             return self._silence
         if self.exit_code is not None and self.exit_code < 0:
@@ -202,16 +212,22 @@ class EngineProcess:
         return Death(f"the worker process ended with status {self.exit_code}", is_external=self.exit_code == 0)
 
     async def _watch_exit(self, process: WorkerProcess, reading: asyncio.Task[None]) -> None:
+        exiting = asyncio.create_task(process.wait())
+        leaving = asyncio.create_task(self._has_left.wait())
         try:
-            status = await process.wait()
-            # The engine core of a crashed worker would go on using the GPU and keep the pipe open.
+            await asyncio.wait([exiting, leaving], return_when=asyncio.FIRST_COMPLETED)
+            # A failed process has nothing left to do, and an exit takes tens of milliseconds. The engine core of a
+            # crashed worker would go on using the GPU and keep the pipe open.
             kill_process_tree(process.pid)
+            status = await exiting
         finally:
+            leaving.cancel()
             self._close_life_line()
         await asyncio.wait([reading], timeout=LAST_LINES_TIMEOUT_S)
         reading.cancel()
         self.exit_code = status
         self.ended.set()
+        self._has_cause.set()
         for answer in self._orders.values():
             if not answer.done():
                 answer.set_exception(EngineDeadError(self.death().reason))
@@ -250,6 +266,9 @@ class EngineProcess:
             self.weights = (status.weights_folder, status.weights_version)
         if status.state == EngineState.FAILED:
             self.failure = status
+            self._has_cause.set()
+        elif status.state == EngineState.STOPPED and self.failure is not None:
+            self._has_left.set()
         if status.done is not None:
             self._end_order(status.done)
         self.on_change(self)

@@ -62,6 +62,7 @@ class Death(msgspec.Struct, frozen=True):
         num_tokens: number of tokens that this process generated.
         was_asleep: whether the engine slept, so that its next process sleeps, too.
         trace: its traceback; empty if it left none.
+        code: code of the error that it reported; empty if it reported none.
     """
 
     reason: str
@@ -69,6 +70,7 @@ class Death(msgspec.Struct, frozen=True):
     num_tokens: int = 0
     trace: str = ""
     was_asleep: bool = False
+    code: str = ""
 
 
 class RestartPolicy:

@@ -8,8 +8,9 @@ takes no lease, claims nothing and writes nothing to Redis. After a death the su
 always, and then activates the standby instead of starting a process. So claims, leases and epochs are the same with and
 without a standby.
 
-An engine whose weights were replaced, or discarded to sleep, uses memory of its own. Then both processes are ended, and
-the next start of the engine begins with a new keeper.
+An engine whose weights were replaced, or discarded to sleep, uses memory of its own. Then both processes are ended. A
+new keeper loads the new weights, or after a sleep the same again, if that much memory is free. The two copies become
+one when the standby takes over.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ import socket
 import sys
 import tempfile
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
+import psutil
 import structlog
 
 from ...shared.process.children import restart_delay_s
+from ...shared.values.shown import format_bytes
+from ..config.engine_config import EngineConfig
 from ..config.worker_config import WorkerConfig
 from ..processes.forking import FORK_VERSION, ForkedProcess, ForkKeeper, NotForkedError, fork_process
+from ..processes.host import free_host_bytes
 from .engine_process import EngineProcess
 
 # The requests of a dead engine resume first.
@@ -59,7 +64,10 @@ class Standby(Protocol):
         ...
 
     def keep_ready(self, config: WorkerConfig) -> None:
-        """Keep a process on standby from now on, if the keeper runs. Later calls do nothing."""
+        """Keep a process on standby with the weights of ``config`` from now on.
+
+        Later calls with these weights do nothing. Other weights end the standby and the keeper of the former ones.
+        """
         ...
 
     def end_standby(self, reason: str) -> None:
@@ -92,6 +100,8 @@ class SharedWeightsStandby:
         self._keeper: _Keeper | None = None
         self._process: EngineProcess | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._weights: _Weights | None = None
+        self._keeper_bytes = 0
         self._numbers = itertools.count(1)
 
     @property
@@ -105,29 +115,32 @@ class SharedWeightsStandby:
             return config
         if self._keeper is None or not self._keeper.keeps(config):
             self.end_standby("the keeper of the weights has ended, or has other weights")
-            try:
-                self._keeper = await _Keeper.fork(config)
-            except (NotForkedError, OSError) as error:
-                log.warning("standby_missing", engine_id=config.engine_id, reason=str(error))
-                return config
+            self._keeper = await _fork_keeper(config)
+        if self._keeper is None:
+            return config
         return msgspec.structs.replace(config, weights_keeper=self._keeper.address)
 
     def take_process(self, config: WorkerConfig) -> EngineProcess | None:
         process = self.waiting_process
-        if process is None or config.starts_asleep or process.config.engine != config.engine:
+        if process is None or config.starts_asleep or _Weights.of(process.config) != _Weights.of(config):
             return None
         self._process = None
         self._stop_standby()
         return process
 
     def keep_ready(self, config: WorkerConfig) -> None:
-        if self._keeping is None and self._keeper is not None:
-            self._keeping = asyncio.create_task(self._replace_forever(config, self._keeper))
+        if self._keeping is not None and self._weights == _Weights.of(config):
+            return
+        if self._keeping is not None:
+            self.end_standby("the engine has replaced the weights")
+        self._weights = _Weights.of(config)
+        self._keeping = asyncio.create_task(self._keep_ready(config))
 
     def end_standby(self, reason: str) -> None:
         self._stop_standby()
         if self._keeper is not None:
             log.info("standby_ended", engine_id=self._keeper.engine_id, reason=reason)
+            self._keeper_bytes = self._keeper.num_bytes()
             self._keeper.kill_keeper()
             self._keeper = None
 
@@ -138,6 +151,19 @@ class SharedWeightsStandby:
         if self._process is not None:
             self._process.kill()
             self._process = None
+
+    async def _keep_ready(self, config: WorkerConfig) -> None:
+        if self._keeper is None:
+            await asyncio.sleep(START_DELAY_S)
+            # The engine has a copy of the weights that no other process uses.
+            free_bytes = await asyncio.to_thread(free_host_bytes)
+            if free_bytes < self._keeper_bytes:
+                reason = f"{format_bytes(free_bytes)} are free, a keeper takes {format_bytes(self._keeper_bytes)}"
+                log.warning("standby_missing", engine_id=config.engine_id, reason=reason)
+                return
+            self._keeper = await _fork_keeper(config)
+        if self._keeper is not None:
+            await self._replace_forever(config, self._keeper)
 
     async def _replace_forever(self, config: WorkerConfig, keeper: _Keeper) -> None:
         """Run one process on standby after the other, until the keeper ends."""
@@ -178,6 +204,26 @@ def make_standby(config: WorkerConfig) -> Standby:
     return SharedWeightsStandby() if config.standby and config.fork_server else NoStandby()
 
 
+class _Weights(NamedTuple):
+    """The properties that processes of an engine must share to continue each other's requests."""
+
+    engine: EngineConfig
+    version: str | None
+
+    @classmethod
+    def of(cls, config: WorkerConfig) -> _Weights:
+        return cls(config.engine, config.weights_version)
+
+
+async def _fork_keeper(config: WorkerConfig) -> _Keeper | None:
+    """Start the keeper of the weights of ``config``; if that fails, log the reason and return None."""
+    try:
+        return await _Keeper.fork(config)
+    except (NotForkedError, OSError) as error:
+        log.warning("standby_missing", engine_id=config.engine_id, reason=str(error))
+        return None
+
+
 class _Keeper:
     """A keeper of weights, forked by the fork server. It ends with ``kill_keeper``, and with this process."""
 
@@ -186,7 +232,7 @@ class _Keeper:
     ) -> None:
         self.engine_id = config.engine_id
         self.address = _address(folder)
-        self._engine = config.engine
+        self._weights = _Weights.of(config)
         self._folder = folder
         self._lifeline = lifeline
         self._process = process
@@ -227,7 +273,14 @@ class _Keeper:
 
     def keeps(self, config: WorkerConfig) -> bool:
         """Return whether it runs and has the weights of ``config``."""
-        return not self._ending.done() and self._engine == config.engine
+        return not self._ending.done() and self._weights == _Weights.of(config)
+
+    def num_bytes(self) -> int:
+        """Return the bytes of memory that it uses, shared or not; 0 if it has ended."""
+        try:
+            return psutil.Process(self._process.pid).memory_info().rss
+        except psutil.NoSuchProcess:
+            return 0
 
     def kill_keeper(self) -> None:
         """Kill it. The cores that it has forked stay."""

@@ -172,12 +172,7 @@ class Engine:
 
     async def _run_process(self) -> None:
         """Run one worker process to its end, with the weights of the previous process, and asleep if that slept."""
-        folder, version = self.process.weights
-        if folder:
-            engine = msgspec.structs.replace(
-                self._config.engine, model=folder, served_model_name=self._config.engine.model_name
-            )
-            self._config = msgspec.structs.replace(self._config, engine=engine, weights_version=version)
+        self._config = self._with_weights(self.process)
         config = msgspec.structs.replace(
             self._config, num_restarts=self.policy.num_restarts, starts_asleep=self.process.sleep_level
         )
@@ -192,6 +187,15 @@ class Engine:
             await self.process.ended.wait()
             self.death = self.process.death()
         self._died_at = asyncio.get_running_loop().time()
+
+    def _with_weights(self, process: EngineProcess) -> WorkerConfig:
+        """Return the configuration of a process that loads the weights which ``process`` serves."""
+        folder, version = process.weights
+        if not folder:
+            return self._config
+        name = self._config.engine.model_name
+        engine = msgspec.structs.replace(self._config.engine, model=folder, served_model_name=name)
+        return msgspec.structs.replace(self._config, engine=engine, weights_version=version)
 
     async def _begin_process(self, config: WorkerConfig) -> None:
         """Let the process on standby serve, or start a new one.
@@ -265,10 +269,10 @@ class Engine:
                     num_restarts=self.policy.num_restarts,
                     took_s=round(asyncio.get_running_loop().time() - self._died_at, 2),
                 )
-        if process.sleep_level > 1 or process.weights != ("", ""):
-            self.standby.end_standby("the engine has discarded or replaced the weights")
+        if process.sleep_level > 1:
+            self.standby.end_standby("the engine has discarded the weights")
         elif serves and not self._leaving.is_set():
-            self.standby.keep_ready(self._config)
+            self.standby.keep_ready(self._with_weights(process))
         self._on_change()
 
 

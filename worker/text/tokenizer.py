@@ -18,6 +18,7 @@ from ...shared.params.answer_formats import OPENED_BY_PROMPT
 from ...shared.params.chat import AUTO, NONE, num_thought
 from ...shared.params.prompts import Cut
 from ...shared.params.sampling import SamplingParams
+from ...shared.process.heap import return_free_heap
 from .chat_style import style_of
 from .chat_template import ChatTemplate
 from .detokenizer import DecodeContext, IncrementalDetokenizer
@@ -85,6 +86,8 @@ class TextCodec:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception for a broken file
             raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        # Reading the file takes about as much memory in addition as the tokenizer keeps.
+        return_free_heap()
         tokenizer.no_truncation()
         tokenizer.no_padding()
         config = read_json(folder / "tokenizer_config.json")

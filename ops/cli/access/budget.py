@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
 from ....producer.control.operations import Operations
-from ....producer.control.usage import Prices, read_prices, show_time
+from ....producer.control.usage import PRICES_VARIABLE, Prices, show_time
 from ....shared.connection import CommandConnection
 from ....shared.keys import Keys
 from ....shared.partitions.budgets import sync_budgets
 from ....shared.process.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
 from ....shared.queue.budgets import Budget, BudgetState, Period, Unit
-from ..command_parts import print_json, run_on_redis
+from ....shared.values.shown import format_number
+from ..command_parts import add_prices_argument, chosen_prices, print_json, run_on_redis
 
 _HEADER = ("TENANT", "KEY", "PERIOD", "SPENT", "LIMIT", "UNIT", "SHARE", "RENEWED", "WEBHOOK")
 
@@ -31,7 +31,7 @@ def _add_set_arguments(parser: argparse.ArgumentParser) -> None:
     limit = parser.add_mutually_exclusive_group(required=True)
     limit.add_argument("--tokens", type=float, metavar="N", help="prompt, output and embedding tokens")
     limit.add_argument("--cost", type=float, metavar="AMOUNT", help="by the prices of --prices")
-    parser.add_argument("--prices", type=Path, metavar="FILE", help="prices by model (TOML); stored with the budget")
+    add_prices_argument(parser, "stored with a budget of costs")
     parser.add_argument("--webhook", default="", metavar="URL", help="notified at 80 %% and 100 %%")
     add_redis_arguments(parser)
 
@@ -45,7 +45,6 @@ async def _set_budget(
         period=arguments.per,
         unit=Unit.TOKENS if arguments.cost is None else Unit.COST,
         limit=arguments.tokens if arguments.cost is None else arguments.cost,
-        since=int((await connection.execute("TIME"))[0]) if arguments.per is Period.ALL else 0,
         prices={} if prices is None else prices.models,
         webhook_url=arguments.webhook,
     ).validated()
@@ -55,9 +54,11 @@ async def _set_budget(
 
 
 def _run_set_budget(arguments: argparse.Namespace) -> int:
-    if (arguments.cost is None) != (arguments.prices is None):
-        raise UsageError("--cost needs --prices FILE, and --prices is for --cost")
-    prices = None if arguments.prices is None else read_prices(arguments.prices)
+    prices = None if arguments.cost is None else chosen_prices(arguments)
+    if arguments.prices is not None and arguments.cost is None:
+        raise UsageError("--prices is for --cost; leave it out for a limit in tokens")
+    if arguments.cost is not None and prices is None:
+        raise UsageError(f"--cost needs --prices FILE, or {PRICES_VARIABLE}")
     run_on_redis(partial(_set_budget, prices), arguments)
     return 0
 
@@ -96,7 +97,7 @@ def _budget_table(states: list[BudgetState]) -> str:
 
 def _budget_row(state: BudgetState) -> tuple[str, ...]:
     budget = state.budget
-    amounts = (f"{amount:,.10g}" for amount in (round(state.spent, 6), budget.limit))
+    amounts = (format_number(float(f"{amount:.10g}"), separator=",") for amount in (state.spent, budget.limit))
     renewed = "never" if state.renewed_at is None else show_time(state.renewed_at)
     names = budget.tenant, budget.key_name or "-", budget.period.value
     return (*names, *amounts, budget.unit.value, f"{state.share:.0%}", renewed, budget.webhook_url or "-")

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -17,7 +16,6 @@ from ....producer.control.usage import (
     Prices,
     Usage,
     UsageQuery,
-    read_prices,
     read_usage,
     show_time,
     total_of,
@@ -26,7 +24,7 @@ from ....producer.control.usage import (
 from ....shared.connection import CommandConnection
 from ....shared.keys import Keys
 from ....shared.process.command_line import Command, add_redis_arguments, format_table
-from ..command_parts import print_json, run_on_redis
+from ..command_parts import add_prices_argument, chosen_prices, print_json, run_on_redis
 
 # Columns of the table; CSV and JSON have all sums.
 _COLUMNS = ("prompt", "cached", "output", "embedding", "recomputed", "images")
@@ -42,7 +40,7 @@ def _add_usage_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenant", metavar="NAME", help="only of this one")
     parser.add_argument("--key", metavar="NAME", help="only of API keys of this name")
     parser.add_argument("--model", metavar="NAME", help="only of this one")
-    parser.add_argument("--prices", type=Path, metavar="FILE", help="prices by model (TOML), to show costs")
+    add_prices_argument(parser, "to show costs")
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="(table)")
     add_redis_arguments(parser)
 
@@ -110,8 +108,7 @@ def _usage_row(usage: Usage, query: UsageQuery, prices: Prices | None) -> tuple[
 
 
 def _run_usage(arguments: argparse.Namespace) -> int:
-    prices = None if arguments.prices is None else read_prices(arguments.prices)
-    run_on_redis(partial(_show_usage, prices), arguments)
+    run_on_redis(partial(_show_usage, chosen_prices(arguments)), arguments)
     return 0
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ....shared.process.command_line import Command, add_redis_arguments
 from ....shared.queue.policy import Order, OverQuota, QueuePolicy, TenantPolicy
 from ....shared.values.names import check_name
+from ....shared.values.shown import format_number
 from ...words import format_duration, format_sheet
 from ..command_parts import OpenModel, on_model
 
@@ -40,7 +41,7 @@ def describe_policy(policy: QueuePolicy) -> str:
     lines = {
         "bands": ", ".join(bands),
         "ageing": ageing,
-        "strictness": f"{policy.strictness:g} of the tokens stay with a band while work below it has aged",
+        "strictness": f"{format_number(policy.strictness)} of the tokens stay with a band while work below it has aged",
         "order": str(policy.order),
         "sessions": _sessions(policy),
         "events": f"about {policy.events_kept:,} are kept" if policy.events_kept else "none are written",
@@ -58,7 +59,7 @@ def _sessions(policy: QueuePolicy) -> str:
 
 
 def describe_tenant_policy(policy: TenantPolicy) -> str:
-    return f"weight {policy.weight:g}, {describe_quotas(policy) or 'no quotas'}"
+    return f"weight {format_number(policy.weight)}, {describe_quotas(policy) or 'no quotas'}"
 
 
 def describe_quotas(policy: TenantPolicy) -> str:

@@ -1,17 +1,18 @@
-"""``penstock requests``: list requests, show the timeline of one, cancel many."""
+"""``penstock requests``: list requests, show the timeline of one, cancel or retry many."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Awaitable, Callable, Set
 
 from ....shared.broker import STATE_WORDS, RequestFilter
 from ....shared.broker.bulk import count_matching
-from ....shared.errors import RequestNotFoundError, ValidationError
+from ....shared.errors import RequestNotFoundError
 from ....shared.partitions import open_history
 from ....shared.process.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
-from ....shared.queue.lifecycle import RequestEvent, RequestSummary
-from ...words import event_words, format_duration, format_sheet, format_time, parse_age
+from ....shared.queue.lifecycle import LIVE_STATES, RETRYABLE_STATES, RequestEvent, RequestState, RequestSummary
+from ...words import event_words, format_duration, format_sheet, format_time, parse_span
 from ..command_parts import OpenModel, confirmed, on_model, print_json, run_on_model
 
 _HEADER = ("REQUEST", "STATE", "TENANT", "BAND", "LAST MOVE", "TOKENS", "TRIES", "WAITED", "TOOK", "ENGINE", "CAUSE")
@@ -29,12 +30,9 @@ def _add_filter_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", default="", metavar="ID", help="only requests that this engine runs, or ran last")
     parser.add_argument("--id-prefix", default="", metavar="TEXT", help="only ids with this prefix")
     parser.add_argument(
-        "--since",
-        type=_since,
-        default=0.0,
-        metavar="AGE",
-        help="only requests that changed within this time, such as 15m",
+        "--since", metavar="TIME", help="only those that changed since: an age, 15m, or a time of UTC, 2026-11-29T14:05"
     )
+    parser.add_argument("--until", metavar="TIME", help="only requests that have not changed after it (now)")
     add_redis_arguments(parser)
 
 
@@ -51,17 +49,9 @@ def _add_timeline_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one object: the request and its events")
 
 
-def _add_cancel_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_change_arguments(parser: argparse.ArgumentParser) -> None:
     _add_filter_arguments(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
-
-
-def _since(text: str) -> float:
-    """Return the Unix time of an age such as "1h"."""
-    try:
-        return time.time() - parse_age(text)
-    except ValidationError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _filter(arguments: argparse.Namespace) -> RequestFilter:
@@ -71,7 +61,7 @@ def _filter(arguments: argparse.Namespace) -> RequestFilter:
         band=arguments.band,
         engine_id=arguments.engine,
         id_prefix=arguments.id_prefix,
-        since=arguments.since,
+        **parse_span(vars(arguments), time.time()),
     )
 
 
@@ -103,23 +93,55 @@ async def _show_timeline(model: OpenModel, arguments: argparse.Namespace) -> Non
         print("\n" + format_table(_TIMELINE_HEADER, rows))
 
 
-async def _count_requests(model: OpenModel, arguments: argparse.Namespace) -> int:
-    return await count_matching(await open_history(model.connection, model.keys, model.name), _filter(arguments))
+def _count_requests(states: Set[RequestState]) -> Callable[[OpenModel, argparse.Namespace], Awaitable[int]]:
+    async def count(model: OpenModel, arguments: argparse.Namespace) -> int:
+        history = await open_history(model.connection, model.keys, model.name)
+        return await count_matching(history, _filter(arguments), states)
+
+    return count
 
 
 async def _cancel_requests(model: OpenModel, arguments: argparse.Namespace) -> int:
     return await model.operations.cancel_matching(model.name, _filter(arguments))
 
 
+async def _retry_requests(model: OpenModel, arguments: argparse.Namespace) -> int:
+    return await model.operations.retry_matching(model.name, _filter(arguments))
+
+
 def _run_cancel(arguments: argparse.Namespace) -> int:
-    if _filter(arguments) == RequestFilter():
-        raise UsageError("the filter is empty; pass --state, --tenant, --band, --engine, --id-prefix or --since")
-    num_meant = run_on_model(_count_requests, arguments)
-    if num_meant and not confirmed(f"cancel {num_meant} requests?", arguments):
-        print("nothing is cancelled")
+    num_cancelled = _change_many(arguments, LIVE_STATES, "cancel {} requests?", _cancel_requests)
+    print("nothing is cancelled" if num_cancelled is None else f"{num_cancelled} cancelled")
+    return EXIT_FAILED if num_cancelled is None else 0
+
+
+def _run_retry(arguments: argparse.Namespace) -> int:
+    question = "queue {} requests again, from their prompts?"
+    num_retried = _change_many(arguments, RETRYABLE_STATES, question, _retry_requests)
+    if num_retried is None:
+        print("nothing is queued")
         return EXIT_FAILED
-    print(f"{run_on_model(_cancel_requests, arguments) if num_meant else 0} cancelled")
+    print(f"{num_retried} queued again; the input of others is not stored")
     return 0
+
+
+def _change_many(
+    arguments: argparse.Namespace,
+    states: Set[RequestState],
+    question: str,
+    change: Callable[[OpenModel, argparse.Namespace], Awaitable[int]],
+) -> int | None:
+    """Change the requests in these states that match, after a question with their number.
+
+    Returns their number; None if the user refuses.
+    """
+    if _filter(arguments) == RequestFilter():
+        names = "--state, --tenant, --band, --engine, --id-prefix, --since or --until"
+        raise UsageError(f"the filter is empty; pass {names}")
+    num_matching = run_on_model(_count_requests(states), arguments)
+    if num_matching and not confirmed(question.format(num_matching), arguments):
+        return None
+    return run_on_model(change, arguments) if num_matching else 0
 
 
 def _request_row(request: RequestSummary) -> tuple[str, ...]:
@@ -176,7 +198,7 @@ def _shortened(text: str) -> str:
 
 COMMAND = Command(
     "requests",
-    "List requests, show the timeline of one, cancel many.",
+    "List requests, show the timeline of one, cancel or retry many.",
     subcommands=(
         Command(
             "list",
@@ -191,7 +213,13 @@ COMMAND = Command(
             "cancel",
             "Cancel the requests that match a filter, after showing their number.",
             run=_run_cancel,
-            add_arguments=_add_cancel_arguments,
+            add_arguments=_add_change_arguments,
+        ),
+        Command(
+            "retry",
+            "Queue failed, cancelled and expired requests that match a filter again, after showing their number.",
+            run=_run_retry,
+            add_arguments=_add_change_arguments,
         ),
     ),
 )

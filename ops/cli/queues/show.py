@@ -22,6 +22,7 @@ from ....shared.process.command_line import Command, UsageError, add_redis_argum
 from ....shared.queue.policy import TenantPolicy
 from ....shared.queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
 from ....shared.values.json_lines import encode_line
+from ....shared.values.shown import format_number
 from ...words import format_duration, format_sheet, format_time, readiness_words
 from ..command_parts import OpenModel, on_model, print_json, run_on_redis
 from ..watch import WatchFrame, add_watch_argument, watch
@@ -29,9 +30,9 @@ from .policy import describe_policy, describe_quotas
 
 PATIENCE_S = 5.0
 
-_LIST_HEADER = ("MODEL", "STATE", "WAITING", "TOKENS", "OLDEST", "RUNNING", "EST WAIT", "REQ/S", "TOK/S")
-_BAND_HEADER = ("BAND", "WAITING", "TOKENS", "TENANTS", "OLDEST", "EST WAIT")
-_LANE_HEADER = ("TENANT", "BAND", "WAITING", "TOKENS", "OLDEST", "EST WAIT")
+_LIST_HEADER = ("MODEL", "STATE", "WAITING", "TOKENS", "OLDEST", "RUNNING", "EST. WAIT", "REQ/S", "TOKENS/S")
+_BAND_HEADER = ("BAND", "WAITING", "TOKENS", "TENANTS", "OLDEST", "EST. WAIT")
+_LANE_HEADER = ("TENANT", "BAND", "WAITING", "TOKENS", "OLDEST", "EST. WAIT")
 _TENANT_HEADER = ("TENANT", "WEIGHT", "WAITING", "TOKENS", "OLDEST", "RUNNING", "QUOTAS", "BLOCKED")
 
 
@@ -271,7 +272,7 @@ def _tenant_row(tenant: TenantStats, policy: TenantPolicy) -> list[str]:
     oldest_age_s = max((lane.oldest_age_s for lane in tenant.lanes), default=None)
     return [
         tenant.tenant,
-        f"{tenant.weight:g}",
+        format_number(tenant.weight),
         str(tenant.depth),
         str(sum(lane.num_tokens for lane in tenant.lanes)),
         format_duration(oldest_age_s),

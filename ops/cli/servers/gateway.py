@@ -13,7 +13,7 @@ from ....shared.process.command_line import EXIT_FAILED, Command, add_redis_argu
 from ....shared.process.log import add_log_arguments, configure_logging, get_logger
 from ....shared.redis_access.embedded import resolve_redis_url
 from ....shared.values.shown import shown
-from ..command_parts import need_libraries
+from ..command_parts import add_prices_argument, chosen_prices, need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 MAX_WORKERS = 256
@@ -73,6 +73,7 @@ def _add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict-fields", action="store_true", help="refuse unknown fields of bodies, instead of ignoring them"
     )
+    add_prices_argument(parser, "for the costs of /v1/usage; read at the start")
     _add_images(parser)
     add_tracing_argument(parser)
     add_log_arguments(parser)
@@ -195,6 +196,7 @@ def _serve_gateway(arguments: argparse.Namespace) -> int:
             image_networks=tuple(arguments.image_network),
             io_processors=tuple(arguments.io_processor),
             strict_fields=arguments.strict_fields,
+            prices=chosen_prices(arguments),
         )
         if arguments.workers == 1:
             return serve(settings, host=arguments.host, port=arguments.port)

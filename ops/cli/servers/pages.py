@@ -10,7 +10,7 @@ from pathlib import Path
 from ....shared.process.command_line import Command, UsageError, add_redis_arguments, print_if_read
 from ....shared.process.log import add_log_arguments, configure_logging
 from ....shared.redis_access.embedded import resolve_redis_url
-from ..command_parts import need_libraries
+from ..command_parts import add_prices_argument, chosen_prices, need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8090
 _NEEDED = ("starlette", "uvicorn", "jinja2", "itsdangerous")
@@ -54,6 +54,7 @@ def _add_dashboard_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show-contents", action="store_true", help="show prompts and outputs when no authentication is used"
     )
+    add_prices_argument(parser, "for the costs of the page Usage; read at the start")
     add_log_arguments(parser)
     add_redis_arguments(parser)
 
@@ -91,6 +92,7 @@ def _run_dashboard(arguments: argparse.Namespace) -> int:
             shards=arguments.shards,
             access=access,
             is_open=is_open,
+            prices=chosen_prices(arguments),
         )
 
 

@@ -12,13 +12,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
-from ....producer import LLM, Delta, FinishReason, SamplingParams
+from msgspec.structs import replace
+
+from ....producer import LLM, Delta, FinishReason, ModelCard, SamplingParams
 from ....shared.errors import PenstockError, ValidationError
 from ....shared.process.command_line import Command, add_redis_arguments
 from ....shared.shards import ShardsArgument
 from ....shared.values.names import DEFAULT_NAMESPACE
-from ...local.stack import LocalStack
-from ..command_parts import add_sampling_arguments, sampling_params
+from ..command_parts import add_sampling_arguments, need_libraries, sampling_params
 from ..waiting_notice import WaitingNotice
 
 PROMPT = ">>> "
@@ -28,6 +29,10 @@ _HELP = """\
 /help          show this list
 /quit          leave, as Ctrl-D does
 Ctrl-C stops an answer; what was written of it stays in the conversation."""
+# What answers are drawn with if the model's authors recommend it.
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# Used without a recommendation. At the queue's default of 1.0, small models write nonsense.
+_TEMPERATURE = 0.7
 # Ends that the user sees anyway.
 _REGULAR_ENDS = (FinishReason.STOP, None)
 
@@ -119,7 +124,7 @@ class Chat:
                 reason = delta.finish_reason
             print()
             if reason is FinishReason.LENGTH:
-                print("(cut off: the answer reached --max-tokens, or the conversation the model's length)")
+                print("(cut off: --max-tokens or the model's length is reached)")
             elif reason not in _REGULAR_ENDS:
                 print(f"(ended early: {reason})")
         except KeyboardInterrupt:
@@ -156,14 +161,22 @@ def chat_on(
             raise ValidationError(
                 f"model {card.model!r} has no chat template, so it cannot chat; `penstock generate` continues text"
             )
+        if arguments.temperature is None:
+            params = _as_recommended(params, card)
         return Chat(llm, card.model, Conversation(params, arguments.system)).run()
+
+
+def _as_recommended(params: SamplingParams, card: ModelCard) -> SamplingParams:
+    """Return the parameters with those that the model's authors recommend."""
+    recommended = {name: card.generation_config[name] for name in _RECOMMENDED if name in card.generation_config}
+    return replace(params, **{"temperature": _TEMPERATURE, **recommended})
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say how the model answers."""
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens per answer (up to the model's length)")
-    add_sampling_arguments(parser)
+    add_sampling_arguments(parser, f"as the model's authors recommend, or {_TEMPERATURE}")
 
 
 def _add_chat_command_arguments(parser: argparse.ArgumentParser) -> None:
@@ -192,8 +205,19 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_model(arguments: argparse.Namespace) -> int:
-    print(f"loading {arguments.path} …", file=sys.stderr, flush=True)
-    with LocalStack(arguments.path, shlex.split(arguments.worker_options)) as stack:
+    need_libraries("penstock run", "psutil", "torch", "transformers", extra="all")
+    # Only this command needs psutil.
+    from ...local.load_progress import LoadProgress
+    from ...local.stack import LocalStack
+
+    notice = "The first start on a machine compiles kernels and takes longer."
+    print(f"loading {arguments.path} …\n{notice}", file=sys.stderr, flush=True)
+    options = shlex.split(arguments.worker_options)
+    with (
+        LoadProgress(sys.stderr) as progress,
+        LocalStack(arguments.path, options, while_loading=progress.update) as stack,
+    ):
+        progress.close()
         print(f"ready in {stack.ready_time_s:.1f} s", file=sys.stderr, flush=True)
         return chat_on(stack.url, arguments)
 

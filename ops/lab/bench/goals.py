@@ -59,8 +59,8 @@ MAX_EVENTS_SHARE = 0.05
 # Share of the cached tokens of the turn before with free capacity, and fairness without it.
 MIN_SESSION_HITS = 0.9
 MIN_SESSION_JAIN_RATIO = 0.97
-# By the rows of queue_enqueue, in order: one at a time, many tasks, in bulk.
-MIN_ENQUEUE_OVER_RIVAL = (None, 2.0, 0.5)
+# By the rows of queue_enqueue, in order: one at a time, many tasks, in bulk over a queue, in bulk over plain entries.
+MIN_ENQUEUE_OVER_RIVAL = (None, 2.0, 1.0, 0.5)
 MIN_FOLLOWED_DELTAS_PER_S = 50_000
 # "Flat": a request of a batch of 512 costs the scheduler at most so much more than one of the cheapest batch.
 MAX_GROWTH = 1.5

@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--shape", default="smol135", help="a shape of penstock.ops.lab.random_model")
     parser.add_argument("--rounds", type=int, default=3, help="of each (default 3)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine")
+    parser.add_argument("--ranks", type=int, default=1, help="that share each layer of the model (default 1)")
     parser.add_argument("--only", choices=("restart", "writing"), help="one of the two")
     args = parser.parse_args()
     if args.rounds < 1:
@@ -54,6 +55,7 @@ def main() -> None:
         subprocess.run([*command, "--out", str(model)], check=True)
         options = ["--device", "cpu", "--served-model-name", "model", "--log-level", "error"]
         options += ["--threads", str(args.threads), "--max-num-seqs", str(NUM_DECODED)]
+        options += ["--tensor-parallel-size", str(args.ranks)]
         offload = ["--kv-offload-dir", str(Path(scratch) / "kept"), "--kv-offload-dir-size", "4GiB"]
         with LocalStack(model, options) as without, LocalStack(model, [*options, *offload]) as with_folder:
             stacks = {"without": without, "with": with_folder}

@@ -66,7 +66,7 @@ T = TypeVar("T")
 # CPU flags, as Linux names them, that determine the speed of matrix products.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 BANDWIDTH = "bandwidth of memory"
-LIBRARIES = ("penstock", "torch", "transformers", "redis", "hiredis", "msgspec", "uvloop", "arq")
+LIBRARIES = ("penstock", "torch", "transformers", "redis", "hiredis", "msgspec", "uvloop", "arq", "streaq")
 
 
 class BenchReport(msgspec.Struct, kw_only=True):

@@ -52,6 +52,7 @@ _NEEDS = {
     "sleep": {*NEEDED},
     "transformers": {"torch", "transformers", "tokenizers", "psutil"},
 }
+_NEEDED_HERE = f"Needed are an NVIDIA GPU and a Python with {', '.join(sorted(set[str]().union(*_NEEDS.values())))}"
 Part = Callable[[Path, float], dict[str, Any]]
 
 
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.device == "cuda" and about["device"] is None:
             why = "torch is missing" if "torch" in about["missing"] else "torch sees no GPU"
-            sys.stderr.write(f"{why} here; --device cpu --quick tries this command out without a GPU\n")
+            sys.stderr.write(f"{why} here. {_NEEDED_HERE}; --device cpu --quick tries this command out without a GPU\n")
             return 1
         print("  ".join(f"{key} {value}" for key, value in about.items()))
         if about["missing"]:

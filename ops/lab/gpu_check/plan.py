@@ -205,7 +205,11 @@ def _files_with_marks() -> tuple[Path, ...]:
     """Return the files with GPU tests of parts of the engine; those of kernels are run separately."""
     folders = (ROOT / "tests" / "integration", ROOT / "tests" / "unit" / "engine")
     files = sorted(path for folder in folders for path in folder.rglob("test_*.py"))
-    return tuple(path for path in files if "mark.gpu" in path.read_text())
+    return tuple(path for path in files if _has_mark(path) or _has_mark(path.with_name("conftest.py")))
+
+
+def _has_mark(path: Path) -> bool:
+    return path.exists() and "mark.gpu" in path.read_text()
 
 
 def _kernels_with_cases() -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 
 from ...gate import Gate
+from ...processes import DEADLINE_S
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -49,13 +50,13 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def http(gateway: LocalGateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.root_url, timeout=60) as http:
+    with httpx.Client(base_url=gateway.root_url, timeout=DEADLINE_S) as http:
         yield http
 
 
 @pytest.fixture
 async def async_http(gateway: LocalGateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway.root_url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=gateway.root_url, timeout=DEADLINE_S) as http:
         yield http
 
 
@@ -289,76 +290,98 @@ def test_api_keys_stand_for_tenants(
     """With a gateway of its own, which is stopped in the middle of an answer: it lets it end."""
 
     def penstock(*arguments: str) -> str:
-        assert main(["keys", *arguments, "--redis-url", deployment.url]) == 0
+        assert main([*arguments, "--redis-url", deployment.url]) == 0
         return capsys.readouterr().out.strip()
 
-    acme, other = penstock("create", "acme", "--band", "interactive", "--name", "web"), penstock("create", "other")
-    assert acme not in penstock("list", "--json")
-    log_path = tmp_path_factory.mktemp("keys") / "gateway.log"
+    acme = penstock("keys", "create", "acme", "--band", "interactive", "--name", "web")
+    other, limited = penstock("keys", "create", "other"), penstock("keys", "create", "limited")
+    assert acme not in penstock("keys", "list", "--json")
+    folder = tmp_path_factory.mktemp("keys")
+    log_path, prices = folder / "gateway.log", folder / "prices.toml"
+    prices.write_text('currency = "EUR"\n[models.demo]\ninput = 1000000\ncached = 0\noutput = 0\n')
+    options = ["--api-keys", "on", "--cors-origin", "https://example.org", "--prices", str(prices)]
     with (
-        LocalGateway(deployment.url, ["--api-keys", "on", "--cors-origin", "https://example.org"], log_path) as gateway,
-        httpx.Client(base_url=gateway.root_url, timeout=60) as http,
+        LocalGateway(deployment.url, options, log_path) as gateway,
+        httpx.Client(base_url=gateway.root_url, timeout=DEADLINE_S) as http,
     ):
-        bearer = {"Authorization": f"Bearer {acme}"}
-        for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": f"Bearer {acme[:-1]}~"}):
-            refused = http.post(CHAT, json=chat(), headers=headers)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
-        flipped = acme[:-1] + ("A" if acme[-1] != "A" else "B")
-        assert http.get("/v1/models", headers={"Authorization": f"Bearer {flipped}"}).status_code == 401
-        assert http.get("/health").status_code == 200
-        messages = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
-        for key, status in ((acme, 200), (f"{acme[:-1]}~", 401), ("", 401)):
-            counted = http.post("/v1/messages/count_tokens", json=messages, headers={"x-api-key": key})
-            assert counted.status_code == status
-        assert counted.json()["error"]["type"] == "authentication_error"
-        assert counted.json()["request_id"] == counted.headers["request-id"]
-        allowed = http.get("/v1/models", headers=bearer | {"origin": "https://example.org"})
-        assert allowed.headers["access-control-allow-origin"] == "https://example.org"
-
-        assert http.post(CHAT, json=chat(), headers=bearer).status_code == 200
-        for by, group in (("key", "web"), ("model", "demo")):
-            rows = http.get("/v1/usage", params={"by": by}, headers=bearer).json()["data"]
-            # Other tests have requests of this tenant, but none with the key.
-            (used,) = (row for row in rows if row["group"] == group)
-            assert used["num_requests"] == 1 or (by == "model" and used["num_requests"] > 1)
-            assert used["num_input_tokens"] > 0 < used["num_output_tokens"]
-        assert http.get("/v1/usage", headers={"Authorization": f"Bearer {other}"}).json()["data"] == []
-        assert http.get("/v1/usage", params={"by": "tenant"}, headers=bearer).json()["error"]["param"] == "by"
-        assert http.get("/v1/usage", params={"from": "x"}, headers=bearer).json()["error"]["param"] == "from"
-
-        limited = {"Authorization": f"Bearer {penstock('create', 'limited')}"}
+        check_keys(http, acme)
+        check_usage(http, acme, other)
         quotas = ("--requests-per-minute", "50", "--tokens-per-minute", "90000")
-        assert main(["queue", "tenant", "demo", "limited", *quotas, "--redis-url", deployment.url]) == 0
-        for body in (chat(), chat(stream=True)):
-            headers = http.post(CHAT, json=body, headers=limited).headers
-            assert headers["x-ratelimit-limit-requests"] == "50"
-            assert 0 < int(headers["x-ratelimit-remaining-requests"]) < 50
-            assert 80_000 < int(headers["x-ratelimit-remaining-tokens"]) < 90_000
-            assert headers["x-ratelimit-reset-tokens"].endswith("ms")
-        assert "x-ratelimit-limit-requests" not in http.post(CHAT, json=chat(), headers=bearer).headers
-        assert main(["budget", "set", "limited", "--tokens", "1", "--redis-url", deployment.url]) == 0
-        refused = http.post(CHAT, json=chat(), headers=limited)
+        penstock("queue", "tenant", "demo", "limited", *quotas)
+        check_quotas(http, limited, acme)
+        penstock("budget", "set", "limited", "--tokens", "1")
+        refused = http.post(CHAT, json=chat(), headers=bearer(limited))
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
         assert 0 < int(refused.headers["retry-after"]) <= 31 * 86400
-        assert main(["budget", "remove", "limited", "--redis-url", deployment.url]) == 0
-        capsys.readouterr()
+        penstock("budget", "remove", "limited")
 
         long = chat(stream=True, ignore_eos=True, max_tokens=100)
         gate.hold_at(99)
-        with http.stream("POST", CHAT, json=long, headers=bearer) as stream:
+        with http.stream("POST", CHAT, json=long, headers=bearer(acme)) as stream:
             lines = stream.iter_lines()
             event_id = next(lines).removeprefix("id: ")
             status = asyncio.run(status_of(deployment.url, event_id.partition(":")[0]))
             assert (status.tenant, status.band) == ("acme", "interactive")
-            theirs = {"Authorization": f"Bearer {other}", "Last-Event-ID": event_id}
+            theirs = bearer(other) | {"Last-Event-ID": event_id}
             assert http.post(CHAT, json=long, headers=theirs).status_code == 404
-            penstock("revoke", acme.split("-")[1])
+            penstock("keys", "revoke", acme.split("-")[1])
             gateway_pid_ends(gateway)
             gate.open()
             assert list(lines)[-2] == "data: [DONE]"
         # A second signal would end it at once.
         assert gateway.await_end() == 0
     assert acme not in log_path.read_text()
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def check_keys(http: httpx.Client, key: str) -> None:
+    """Check that the key is accepted, and others are not, in the forms of both APIs."""
+    wrong = f"{key[:-1]}~"
+    for headers in ({}, bearer("x"), bearer(wrong)):
+        refused = http.post(CHAT, json=chat(), headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    flipped = key[:-1] + ("A" if key[-1] != "A" else "B")
+    assert http.get("/v1/models", headers=bearer(flipped)).status_code == 401
+    assert http.get("/health").status_code == 200
+    messages = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    for sent, status in ((key, 200), (wrong, 401), ("", 401)):
+        counted = http.post("/v1/messages/count_tokens", json=messages, headers={"x-api-key": sent})
+        assert counted.status_code == status
+    assert counted.json()["error"]["type"] == "authentication_error"
+    assert counted.json()["request_id"] == counted.headers["request-id"]
+    allowed = http.get("/v1/models", headers=bearer(key) | {"origin": "https://example.org"})
+    assert allowed.headers["access-control-allow-origin"] == "https://example.org"
+
+
+def check_usage(http: httpx.Client, key: str, unused: str) -> None:
+    """Use the key once, and check what the ledger reports of it and of an unused one."""
+    assert http.post(CHAT, json=chat(), headers=bearer(key)).status_code == 200
+    for by, group in (("key", "web"), ("model", "demo")):
+        usage = http.get("/v1/usage", params={"by": by}, headers=bearer(key)).json()
+        rows = usage["data"]
+        assert usage["currency"] == "EUR"
+        assert usage["total"]["cost"] == sum(row["num_input_tokens"] - row["num_cached_tokens"] for row in rows)
+        # Other tests have requests of this tenant, but none with the key.
+        (used,) = (row for row in rows if row["group"] == group)
+        assert used["num_requests"] == 1 or (by == "model" and used["num_requests"] > 1)
+        assert used["num_input_tokens"] > 0 < used["num_output_tokens"]
+    assert http.get("/v1/usage", headers=bearer(unused)).json()["data"] == []
+    for params, name in (({"by": "tenant"}, "by"), ({"from": "x"}, "from")):
+        assert http.get("/v1/usage", params=params, headers=bearer(key)).json()["error"]["param"] == name
+
+
+def check_quotas(http: httpx.Client, limited: str, unlimited: str) -> None:
+    """Check the headers that let clients pace themselves, with and without a stream."""
+    for body in (chat(), chat(stream=True)):
+        headers = http.post(CHAT, json=body, headers=bearer(limited)).headers
+        assert headers["x-ratelimit-limit-requests"] == "50"
+        assert 0 < int(headers["x-ratelimit-remaining-requests"]) < 50
+        assert 80_000 < int(headers["x-ratelimit-remaining-tokens"]) < 90_000
+        assert headers["x-ratelimit-reset-tokens"].endswith("ms")
+    assert "x-ratelimit-limit-requests" not in http.post(CHAT, json=chat(), headers=bearer(unlimited)).headers
 
 
 def gateway_pid_ends(gateway: LocalGateway) -> None:
@@ -400,7 +423,7 @@ def test_generated_requests_get_documented_responses(gateway: LocalGateway) -> N
             case.body |= {"model": "demo"}
             if case.path in (CHAT, "/v1/completions", "/v1/responses", "/v1/messages"):
                 case.body |= {"timeout_s": 0.2}
-        response = case.call(timeout=60)
+        response = case.call(timeout=DEADLINE_S)
         counts[response.status_code] += 1
         case.validate_response(response, checks=checks)
 

@@ -18,8 +18,9 @@ from penstock.shared.deployment.records import DeathCause
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
 
+from ...processes import DEADLINE_S
+
 # Of what takes no time on a quiet machine.
-DEADLINE_S = 60.0
 CAUSE = DeathCause(engine_id="e0", reason="killed by signal 9")
 
 
@@ -75,13 +76,13 @@ async def serve_gateway(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     app = await asyncio.to_thread(build_app, GatewaySettings(**settings))  # it reads the version from the disk
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway", timeout=60) as http,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway", timeout=DEADLINE_S) as http,
     ):
         yield http
 
 
 async def reap_for_ever(broker: Broker) -> None:
-    """What a supervisor does for one model, with short times."""
+    """Reap as a supervisor does for one model, with short times."""
     while True:
         await broker.reap(CAUSE, max_deliveries=3, lease_ttl_ms=200)
         await asyncio.sleep(0.05)

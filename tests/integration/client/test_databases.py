@@ -27,7 +27,7 @@ CAUSE = DeathCause(engine_id="e0", reason="it fell over")
 
 
 class Deployment(NamedTuple):
-    """One database: a client, and the connections by which the test plays its engines."""
+    """A client on one database, and the connections by which the test plays its engines."""
 
     client: Client
     commands: CommandConnection

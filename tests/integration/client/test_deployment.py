@@ -142,7 +142,7 @@ async def test_due_webhooks_without_a_jobs_process_are_an_error(commands: Comman
 
 
 def beside_redis(found: Deployment) -> list[Finding]:
-    """What was found but for the Redis of the tests, which has no append-only file."""
+    """Return the findings, without those of the Redis of the tests, which has no append-only file."""
     return [one for one in found.findings if one.code != "redis_not_persistent"]
 
 

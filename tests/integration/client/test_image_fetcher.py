@@ -30,7 +30,7 @@ def png() -> bytes:
 
 @pytest.fixture
 def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
-    """Of pictures.test, which this process trusts."""
+    """Make the certificate of pictures.test, which this process trusts."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=pictures.test"]
     command += ["-addext", "subjectAltName=DNS:pictures.test", "-keyout", str(key), "-out", str(certificate)]

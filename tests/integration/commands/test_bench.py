@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from importlib.util import find_spec
+from typing import Any
 
 import psutil
 import pytest
+import redis
 from rich.console import Console
 
 from penstock.ops.lab.bench.command import QUEUE_ROWS, ROWS, chosen_rows
@@ -14,6 +16,7 @@ from penstock.ops.lab.bench.queue import scale as queue_scale
 from penstock.ops.lab.bench.queue.enqueue import measure_enqueue
 from penstock.ops.lab.bench.queue.report import QueueRows, measured_rows, queue_table
 from penstock.ops.lab.bench.queue.scale import measure_scale
+from penstock.ops.local.stack import private_redis
 from penstock.shared.process.command_line import UsageError
 
 
@@ -28,7 +31,12 @@ def printed(rows: QueueRows) -> str:
 def test_enqueue() -> None:
     row = measure_enqueue(rounds=1, size=0.02)
     has_arq = find_spec("arq") is not None  # the rival of the first two
-    assert [bool(pairing.ratio) for pairing in row.pairings] == [has_arq, has_arq, True]
+    with private_redis(append_only=False) as url, redis.Redis.from_url(url) as server:
+        info: Any = server.info("server")
+    has_streaq = find_spec("streaq") is not None and int(info["redis_version"].split(".")[0]) >= 7
+    assert [bool(pairing.ratio) for pairing in row.pairings] == [has_arq, has_arq, has_streaq, True]
+    assert all((pairing.rival_cost is None) == (pairing.ratio is None) for pairing in row.pairings)
+    assert all(pairing.cost is not None and pairing.cost.client_us > 0 for pairing in row.pairings)
     assert "submit_many" in printed(QueueRows(enqueue=row))
 
 

@@ -25,7 +25,9 @@ from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, Usage
+from penstock.shared.partitions.budgets import BudgetStore
 from penstock.shared.process.command_line import EXIT_FAILED, EXIT_USAGE
+from penstock.shared.queue.budgets import Budget, Period
 
 URL = "https://hooks.example.org/budgets"
 
@@ -63,7 +65,7 @@ def test_budgets_are_set_shown_and_removed(penstock, redis_url: str, namespace: 
     status, out, _ = penstock("budget", "set", "acme", "--key", "web", "--cost", "0.001", "--prices", str(prices))
     assert (status, out.splitlines()[1].split()[:7]) == (
         0,
-        ["acme", "web", "month", "5e-05", "0.001", "cost", "5%"],
+        ["acme", "web", "month", "0.00005", "0.001", "cost", "5%"],
     )
     states = json.loads(penstock("budget", "list", "--json")[1])
     assert [(state["budget"].get("key_name", ""), state["spent"]) for state in states] == [
@@ -81,6 +83,25 @@ def test_budgets_are_set_shown_and_removed(penstock, redis_url: str, namespace: 
         return [entry.action for entry in entries]
 
     assert asyncio.run(actions()) == ["budget.remove", "budget.remove", "budget.set", "budget.set"]
+
+
+def test_a_changed_limit_in_all_forgets_nothing_that_was_spent(penstock, redis_url: str, namespace: str) -> None:
+    asyncio.run(use(redis_url, namespace, 20))
+    assert penstock("budget", "set", "acme", "--tokens", "100", "--per", "all")[0] == 0
+    first = json.loads(penstock("budget", "list", "--json")[1])[0]
+
+    async def begin_a_day_before() -> None:
+        connection = CommandConnection(redis_url)
+        store, since = BudgetStore(connection, Keys(namespace)), first["budget"]["since"] - 86400
+        await store.set_budget(Budget(tenant="acme", period=Period.ALL, limit=100.0, since=since))
+        await connection.close()
+
+    asyncio.run(begin_a_day_before())
+    assert penstock("budget", "list")[0] == 0  # tells the partition
+    asyncio.run(use(redis_url, namespace, 30))
+    assert penstock("budget", "set", "acme", "--tokens", "200", "--per", "all")[0] == 0
+    (state,) = json.loads(penstock("budget", "list", "--json")[1])
+    assert (state["budget"]["since"], state["spent"]) == (first["budget"]["since"] - 86400, 30.0)
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.requests import EngineCoreRequest
 
+from ...processes import DEADLINE_S
 from .test_generate import claim_one, put_heartbeat
 
-TIMEOUT_S = 60.0
 PENSTOCK = [sys.executable, "-m", "penstock.ops.cli"]
 
 
@@ -42,7 +42,7 @@ class Terminal:
 
     async def read_until(self, text: str) -> str:
         """Return the output up to and with ``text``, without what an earlier call returned."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(DEADLINE_S):
             while text not in self._output:
                 self._output += (await asyncio.to_thread(os.read, self._fd, 4096)).decode()
         before, _, self._output = self._output.partition(text)
@@ -59,7 +59,7 @@ class Terminal:
 
         ``input()`` with readline notices a signal only while it waits, or after the next key.
         """
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(DEADLINE_S):
             while psutil.Process(self._process.pid).status() != psutil.STATUS_SLEEPING:
                 await asyncio.sleep(0.01)
 
@@ -71,7 +71,7 @@ class Terminal:
         """Type Ctrl-D at the prompt and return the exit status."""
         await self.read_until(">>> ")
         os.write(self._fd, b"\x04")
-        return await asyncio.to_thread(self._process.wait, TIMEOUT_S)
+        return await asyncio.to_thread(self._process.wait, DEADLINE_S)
 
     def close(self) -> None:
         self._process.kill()
@@ -82,7 +82,7 @@ class Terminal:
 @pytest.fixture
 async def broker(commands: CommandConnection, namespace: str) -> Broker:
     """The engine, played by the test, of a model that can chat."""
-    card = ModelCard(model="m", has_chat_template=True)
+    card = ModelCard(model="m", has_chat_template=True, generation_config={"top_p": 0.9})
     await commands.execute("HSET", Keys(namespace).models(), "m", msgspec.json.encode(card))
     await put_heartbeat(commands, namespace)
     return Broker(commands, Keys(namespace).model("m"))
@@ -98,6 +98,9 @@ def terminal(redis_url: str, namespace: str, broker: Broker) -> Iterator[Termina
 def messages(claim: Claim) -> list[tuple[str, str]]:
     request = msgspec.msgpack.decode(claim.payload, type=EngineCoreRequest)
     assert request.messages is not None
+    assert request.sampling_params is not None
+    # The recommendation of the card, and the default of chats.
+    assert (request.sampling_params.top_p, request.sampling_params.temperature) == (0.9, 0.7)
     return [(message["role"], message["content"]) for message in request.messages]
 
 
@@ -171,7 +174,7 @@ async def test_a_model_without_a_chat_template_is_refused(
 ) -> None:
     await commands.execute("HSET", Keys(namespace).models(), "m", msgspec.json.encode(ModelCard(model="m")))
     command = [*PENSTOCK, "chat", "--redis-url", redis_url, "--namespace", namespace]
-    result = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    result = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert result.returncode == 1
     assert result.stderr == (
         "error: model 'm' has no chat template, so it cannot chat; `penstock generate` continues text\n"

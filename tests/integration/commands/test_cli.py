@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,6 +26,8 @@ from penstock.shared.keys import Keys
 from penstock.shared.messages.supervision import EngineState
 from penstock.shared.redis_access.embedded import EmbeddedRedis, ServerFolder, stop
 from penstock.worker import cli as worker_cli
+
+from ..supervisor.conftest import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow  # all of them: each starts programs
 
@@ -37,11 +44,11 @@ def _own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def run(program: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", program, *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
 def call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As ``run``, in this process: some tests start each program, and the others ask what it does."""
+    """Call a program in this process. Some tests start each program with ``run``; the others ask what it does."""
     main, out, err = {PENSTOCK: penstock_cli.main, WORKER: worker_cli.main}[program], StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:
@@ -59,7 +66,7 @@ def assert_fails_in_one_sentence(result: subprocess.CompletedProcess[str], statu
         assert part in result.stderr
 
 
-def put_heartbeat(url: str, namespace: str, worker_id: str, index: int = 0) -> None:
+def put_heartbeat(url: str, namespace: str, worker_id: str, index: int = 0, **fields: Any) -> None:
     """Enter an engine that no process beats for: it stays until it expires."""
     keys, engine_id = Keys(namespace), f"{worker_id}-{index}"
     beat = EngineHeartbeat(
@@ -79,6 +86,7 @@ def put_heartbeat(url: str, namespace: str, worker_id: str, index: int = 0) -> N
         worker_rss_bytes=50 << 20,
         core_rss_bytes=1 << 30,
     )
+    beat = msgspec.structs.replace(beat, **fields)
     with redis.Redis.from_url(url) as client:
         client.sadd(keys.engines(), engine_id)
         client.set(keys.engine(engine_id), msgspec.json.encode(beat), ex=60)
@@ -117,7 +125,7 @@ def test_importing_the_programs_loads_no_torch() -> None:
         "import sys, penstock.ops.cli, penstock.worker.cli, penstock.worker.supervisor;"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)
 
 
 def test_penstock_worker_is_worker() -> None:
@@ -231,6 +239,40 @@ def test_drain_names_the_workers_it_knows(redis_url: str, namespace: str) -> Non
     assert_fails_in_one_sentence(call(WORKER, "drain", "host-3", *arguments), 1, "'host-3'", "host-1, host-2")
     assert_fails_in_one_sentence(call(WORKER, "stop", *arguments), 2, "--all", "host-1, host-2")
     assert_fails_in_one_sentence(call(WORKER, "stop", "host-1", "--all", *arguments), 2, "either")
+
+
+def test_drain_reports_the_number_of_running_requests_until_none_runs(redis_url: str, namespace: str) -> None:
+    arguments = ("host-1", "--redis-url", redis_url, "--namespace", namespace)
+    listed, err = "", StringIO()
+
+    def beat(number: int) -> None:
+        fields = {"num_running_reqs": number, "drains_until": time.time() + 3600}
+        put_heartbeat(redis_url, namespace, "host-1", state=EngineState.DRAINING, **fields)
+
+    def drain() -> None:
+        nonlocal listed
+        with redis.Redis.from_url(redis_url) as client, client.pubsub() as orders:
+            orders.subscribe(Keys(namespace).worker_commands("host-1"))
+            assert orders.get_message(timeout=DEADLINE_S)
+            subscribed.set()
+            assert orders.get_message(timeout=DEADLINE_S)
+            for number, words in ((5, "5 requests are"), (1, "1 request is"), (0, "no request is")):
+                beat(number)
+                wait_until(lambda words=words: words in err.getvalue(), f"{words} is missing")
+            listed = call(WORKER, "list", *arguments[1:]).stdout
+            client.srem(Keys(namespace).engines(), "host-1-0")
+
+    put_heartbeat(redis_url, namespace, "host-1")
+    subscribed = threading.Event()
+    with ThreadPoolExecutor(1) as pool, redirect_stderr(err):
+        worker = pool.submit(drain)
+        assert subscribed.wait(DEADLINE_S)
+        assert worker_cli.main(["drain", *arguments]) == 0
+        worker.result()
+    limit = r", for at most 3[56]\d\d s\n"
+    lines = ("5 requests are still running" + limit, "1 request is still running" + limit, "no request is running .*\n")
+    assert re.fullmatch("".join(f"host-1 is draining: {line}" for line in lines), err.getvalue())
+    assert "host-1 is draining: no request is running any more\n" in listed
 
 
 def test_drain_of_a_worker_that_does_not_listen_times_out(

@@ -30,7 +30,7 @@ SERVICES = {
 
 
 def close(*numbers: int) -> Callable[[], None]:
-    """What runs in the child before its program."""
+    """Run in the child before its program."""
 
     def closing() -> None:
         for number in numbers:

@@ -32,7 +32,6 @@ def read(output: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_command_runs_the_tests_of_kernels(tmp_path: Path) -> None:
     output = tmp_path / "gpu-check.jsonl"
     options = f"GPU_CHECK={' '.join(quick(output, 'correctness'))}"
@@ -51,7 +50,6 @@ def test_the_command_runs_the_tests_of_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("warm_python")
 def test_every_other_part_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "gpu-check.jsonl"

@@ -36,7 +36,7 @@ def lora(redis_url: str, namespace: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 async def beat(url: str, namespace: str, engine_id: str, digests: list[str]) -> None:
-    """As an engine that is about to sleep for ever: it is listed, and asked nothing."""
+    """Send one heartbeat, as of an engine that sleeps for ever: it is listed, and asked nothing."""
     connection, keys = CommandConnection(url), Keys(namespace)
     said = EngineHeartbeat(
         worker_id="w",

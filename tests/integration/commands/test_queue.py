@@ -27,6 +27,8 @@ from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.process.command_line import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from penstock.shared.queue.policy import TenantPolicy
 
+from ...processes import DEADLINE_S
+
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -78,7 +80,7 @@ class Model:
         self.do(work)
 
     def set_rate(self, *, requests_per_s: float, tokens_per_s: float) -> None:
-        """As measured of one slot over so long that a slow test changes nothing."""
+        """Set a rate as if measured of one slot over so long that a slow test changes nothing."""
 
         async def work(connection: CommandConnection, broker: Broker, _: Queue) -> None:
             key, (seconds, _) = f"{broker.keys.prefix}queue", await connection.execute("TIME")
@@ -151,7 +153,7 @@ def test_list_has_a_row_per_model(queue: Run, model: Model) -> None:
     model.set_rate(requests_per_s=2, tokens_per_s=30)
     header, other, row = queue("list")[1].splitlines()
     assert re.split(r" {2,}", header) == (
-        ["MODEL", "STATE", "WAITING", "TOKENS", "OLDEST", "RUNNING", "EST WAIT", "REQ/S", "TOK/S"]
+        ["MODEL", "STATE", "WAITING", "TOKENS", "OLDEST", "RUNNING", "EST. WAIT", "REQ/S", "TOKENS/S"]
     )
     assert other.split() == ["another", "open", "0", "0", "-", "0", "-", "0.0", "0"]
     assert re.fullmatch(r"m +open +2 +30 +(-|\d\.\d s) +1 +1\.0 s +2\.0 +30", row)
@@ -194,7 +196,7 @@ def test_show_prints_totals_policy_bands_and_the_deepest_lanes(queue: Run, model
         ["batch", "5", "75", "2"],
     ]
     header, first, second, rest = lanes.splitlines()
-    assert re.split(r" {2,}", header) == ["TENANT", "BAND", "WAITING", "TOKENS", "OLDEST", "EST WAIT"]
+    assert re.split(r" {2,}", header) == ["TENANT", "BAND", "WAITING", "TOKENS", "OLDEST", "EST. WAIT"]
     assert [row.split()[:4] for row in (first, second)] == [["three", "batch", "3", "45"], ["two", "batch", "2", "30"]]
     assert rest == "1 more: --limit 3 shows them all"
     assert "more:" not in queue("show", "m")[1]
@@ -346,7 +348,7 @@ def test_interrupted_wait_leaves_it_paused(model: Model) -> None:
         assert "1 still running" in program.stdout.readline()
         program.send_signal(signal.SIGINT)
         try:
-            out, err = program.communicate(timeout=240)
+            out, err = program.communicate(timeout=DEADLINE_S)
         finally:
             program.kill()
     assert (program.returncode, out, err) == (EXIT_INTERRUPTED, "it stays paused\n", "")

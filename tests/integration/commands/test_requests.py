@@ -21,7 +21,7 @@ from penstock.shared.process.command_line import EXIT_FAILED, EXIT_USAGE
 
 
 async def live(url: str, namespace: str) -> None:
-    """One request fails, one runs, two wait; something was counted."""
+    """Build a queue where one request fails, one runs and two wait, and something was counted."""
     connection, keys = CommandConnection(url), Keys(namespace)
     await connection.execute("HSET", keys.models(), "m", msgspec.json.encode(ModelCard(model="m")))
     broker = Broker(connection, keys.model("m"))
@@ -94,6 +94,22 @@ def test_many_are_cancelled_after_a_question(penstock) -> None:
     assert penstock("requests", "cancel", "--tenant", "other", "--yes")[1] == "0 cancelled\n"
     assert set(ids(penstock("requests", "list", "--state", "cancelled", "--json")[1])) == {"wait-1", "wait-2"}
     assert ids(penstock("requests", "list", "--state", "running", "--json")[1]) == ["run"]
+
+
+def test_many_are_retried_after_a_question(penstock) -> None:
+    assert penstock("requests", "cancel", "--tenant", "other", "--yes")[0] == 0
+    status, _, error = penstock("requests", "retry", "--tenant", "other")
+    assert (status, "queue 2 requests again, from their prompts?" in error) == (EXIT_USAGE, True)
+    assert penstock("requests", "retry")[0] == EXIT_USAGE
+    assert penstock("requests", "retry", "--state", "running", "--yes")[0] == EXIT_FAILED
+    assert penstock("requests", "retry", "--until", "1h", "--yes")[1].startswith("0 queued again")
+    assert penstock("requests", "retry", "--state", "cancelled", "--yes")[1].startswith("2 queued again")
+    assert ids(penstock("requests", "list", "--state", "waiting", "--json")[1]) == ["wait-1", "wait-2"], (
+        "in their order"
+    )
+    assert ids(penstock("requests", "list", "--until", "2020-01-01", "--json")[1]) == []
+    status, _, error = penstock("requests", "list", "--until", "soon")
+    assert (status, "until must be an age or a time of UTC" in error) == (EXIT_FAILED, True)
 
 
 def test_queue_history_prints_the_counted_tokens(penstock) -> None:

@@ -126,6 +126,13 @@ def test_wrong_arguments_are_refused(usage, arguments: tuple[str, ...], status: 
     assert (code, message in errors) == (status, True), errors
 
 
+def test_a_variable_names_the_prices_of_all_commands(usage, monkeypatch, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text(PRICES)
+    monkeypatch.setenv("PENSTOCK_PRICES", str(prices))
+    assert "COST EUR" in usage()[1]
+
+
 def test_an_unknown_field_of_prices_is_named(usage, tmp_path: Path) -> None:
     prices = tmp_path / "prices.toml"
     prices.write_text("[models.large]\ninputs = 1.0\n")

@@ -16,6 +16,7 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.core.engine_core import EngineCore
 
+from ...native_library import compiled
 from .harness import (
     BYTES_PER_TOKEN,
     LARGE,
@@ -26,6 +27,8 @@ from .harness import (
     MakeEngine,
     write_gated_model,
 )
+
+__all__ = ["compiled"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -35,6 +35,7 @@ from penstock.worker.engine.composition import Engine
 from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.processes.forking import ChildExited, ForkAnswer, Forked
 from penstock.worker.processes.ipc import FrameSplitter, frame, socket_pair
+from penstock.worker.processes.process_tree import Lifeline
 from penstock.worker.processes.progress import ProgressReader
 from penstock.worker.serving.core.process import Launch
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
@@ -67,6 +68,16 @@ QWEN3_EXPERTS: dict[str, Any] = {
 }
 # Large enough that linear layers are packed.
 LARGE: dict[str, Any] = {**SHAPE, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+# Without it, GptOssConfig has one for 131,072 positions, whose cache has two million blocks to check after each step.
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
 MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "llama": lambda: transformers.LlamaConfig(**SHAPE),
     "qwen2": lambda: transformers.Qwen2Config(**SHAPE),
@@ -80,7 +91,7 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "mixtral": lambda: transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SHAPE, **QWEN3_EXPERTS),
     "gpt_oss": lambda: transformers.GptOssConfig(
-        **SHAPE, head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2
+        **SHAPE, head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2, rope_parameters=YARN
     ),
 }
 
@@ -122,17 +133,19 @@ class ForkedProcess:
         self._splitter = FrameSplitter()
         self._answers: list[ForkAnswer] = []
         self._progress = ProgressReader()
-        request = Launch(
+        self._lifeline = Lifeline()
+        launch = Launch(
             engine_id=f"test-{uuid.uuid4().hex}",
             visible_devices=None,
             log_options=(),
             channel=channel,
             progress=self._progress.fd,
             trace=errors,
+            lifeline=self._lifeline.reader,
             module="penstock.worker.engine",
-        ).request()
-        payload = frame(msgspec.msgpack.encode(request))
-        descriptors = [channel, self._progress.fd, errors, errors, errors]
+        )
+        payload = frame(msgspec.msgpack.encode(launch.request()))
+        descriptors = [*launch.inherited, errors, errors]
         self._server.sendall(payload[socket.send_fds(self._server, [payload], descriptors) :])
         self._pidfd = -1
         forked = self._answer()
@@ -158,6 +171,7 @@ class ForkedProcess:
             self.returncode = ended.returncode
             self._server.close()
             self._progress.close()
+            self._lifeline.close()
             os.close(self._pidfd)
         return self.returncode
 
@@ -269,7 +283,7 @@ class GatedLlamaForCausalLM(LlamaForCausalLM):
 
 
 class Gate:
-    """Where a model stands still in the middle of a step, however fast or slow the machine is."""
+    """A gate that stops a model in the middle of a step, however fast or slow the machine is."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -337,5 +351,5 @@ def refusal(engine: Engine, call: Utility) -> CallError:
 
 
 def tokens(engine: Engine, **params: Any) -> list[int]:
-    """What the engine makes of one prompt of 40 tokens; 30 greedy tokens unless ``params`` says otherwise."""
+    """Return what the engine makes of one prompt of 40 tokens; 30 greedy tokens unless ``params`` says otherwise."""
     return generate(engine.core, [request("r", LONG_PROMPT, **params)])["r"]

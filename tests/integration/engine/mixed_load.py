@@ -54,7 +54,7 @@ def config(**options: Any) -> EngineConfig:
 
 
 def requests() -> list[EngineCoreRequest]:
-    """Those that are too many for the cache, those that end at once, and four of each kind, some of them begun."""
+    """Build more requests than the cache holds, some that end at once, and four of each kind, some of them begun."""
     rng = random.Random(6)
     made = too_many()
     for number in range(4 * len(KINDS)):

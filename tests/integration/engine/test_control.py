@@ -107,7 +107,7 @@ class FailingAllocation(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(("level", "number"), [(1, 1), (1, 3), (2, 1), (2, 9), (2, 40)])
+@pytest.mark.parametrize(("level", "number"), [(1, 1), (1, 2), (2, 1), (2, 9), (2, 40)])
 def test_a_wake_up_that_fails_half_way_gives_everything_back(make_engine: MakeEngine, level: int, number: int) -> None:
     engine = make_engine()
     before = tokens(engine)

@@ -18,12 +18,22 @@ from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.execution.device_activity import covered_share
 from penstock.worker.engine.offline.run import OfflineRequest, Phase, main, run_phases, run_workload
 
+from ...processes import DEADLINE_S
 from .harness import generate, request
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
 
 
-def test_a_workload_file_becomes_tokens_and_figures(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_workload_file_becomes_tokens_and_figures(
+    model_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [1, 2, 3]
+
+    def prepare_part(*_: Any) -> bool:
+        parts.pop()
+        return bool(parts)
+
+    monkeypatch.setattr("penstock.worker.engine.composition.capture_next", prepare_part)
     workload, output = tmp_path / "workload.json", tmp_path / "output.json"
     requests = [
         {"prompt_token_ids": [5, 6, 7], "sampling_params": GREEDY},
@@ -34,6 +44,7 @@ def test_a_workload_file_becomes_tokens_and_figures(model_folder: Callable[[str]
     config = tmp_path / "penstock.toml"
     config.write_text(f'threads = 1\nmax_num_seqs = 4\nscheduling_policy = "priority"\nworkload = "{workload}"\n')
     assert main([*command, "--config", str(config)]) == 0
+    assert parts == [], "later steps are prepared before the first"
     result = json.loads(output.read_text())
     assert [len(token_ids) for token_ids in result["output_token_ids"]] == [6, 3]
     assert result["output_tokens"] == 9
@@ -48,7 +59,7 @@ def test_a_mistake_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "workload.json").write_text('{"requests": []}')
     command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", "/no/such/folder"]
     command += ["--workload", str(tmp_path / "workload.json"), "--output", str(tmp_path / "output.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode == 1
     assert done.stderr.startswith("error: model folder '/no/such/folder' does not exist; give a folder that holds")
     assert done.stderr.count("\n") == 1

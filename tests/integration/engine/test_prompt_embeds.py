@@ -31,7 +31,7 @@ ENABLED = {"enable_prompt_embeds": True}
 
 
 def with_embeds(request_id: str, embeds: Any, output: list[int] | None = None, **params: Any) -> EngineCoreRequest:
-    """As ``request``, with a prompt of embeddings."""
+    """Build a request as ``request`` does, with a prompt of embeddings."""
     made = request(request_id, [], output, **params)
     return msgspec.structs.replace(made, prompt_token_ids=None, prompt_embeds=encode_embeds(embeds))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from penstock.worker.engine.offline.scoring import QualityMeter, cut_windows
 from penstock.worker.models.checks.kl_limits import QUALITY_TEXT
 from penstock.worker.text.tokenizer import TextCodec
 
+from ...processes import DEADLINE_S
 from .harness import VOCAB_SIZE
 
 DEMO = Path(__file__).parents[3] / "ops" / "demo"
@@ -122,10 +122,11 @@ def test_each_format_is_reported_before_it_is_computed(text_file: Path) -> None:
     assert sentences == ["computing bfloat16 …", "computing bfloat16, fp8_e4m3 …"]
 
 
-def test_the_program_prints_a_table(text_file: Path) -> None:
-    command = [sys.executable, "-m", "penstock.ops.cli", "quality", MODEL, "--text", str(text_file), "--threads", "1"]
+def test_the_program_prints_a_table(text_file: Path, warm_python: str) -> None:
+    """``test_wheel.py`` starts the program as users do."""
+    command = [warm_python, "-m", "penstock.ops.cli", "quality", MODEL, "--text", str(text_file), "--threads", "1"]
     result = subprocess.run(
-        [*command, "--kv-cache-dtype", "fp8"], capture_output=True, text=True, timeout=240, check=True
+        [*command, "--kv-cache-dtype", "fp8"], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     title, _, header, reference, measured = result.stdout.splitlines()
     assert title.startswith(f"{MODEL}, ")

@@ -119,7 +119,7 @@ class Memory(NamedTuple):
 
 
 class Soak:
-    """One side of a core process: sends random rounds of requests and checks each outcome."""
+    """A client of a core process that sends random rounds of requests and checks each outcome."""
 
     def __init__(self, core: CoreProcess, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -250,7 +250,6 @@ def medians(memories: list[Memory]) -> Memory:
     return Memory(*(int(statistics.median(column)) for column in zip(*memories, strict=True)))
 
 
-@pytest.mark.timeout(600)
 def test_everything_often_enough(memory_methods: None, core_process: CoreProcess) -> None:
     assert isinstance(core_process.start(CONFIG.encode()), Ready)
     soak = Soak(core_process, seed=20261121)

@@ -31,7 +31,7 @@ def processes_of(namespace: str) -> list[psutil.Process]:
 
 @pytest.fixture
 def spec(redis_url: str, namespace: str, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentSpec]:
-    """Of an agent with a small engine, which heeds the gate; whatever it has started is gone at the end."""
+    """Build the spec of an agent with a small engine, which heeds the gate. End what it has started at the end."""
     # Nobody is killed for taking long over what he hands back.
     monkeypatch.setattr("penstock.worker.fleet.agent.HAND_BACK_S", DEADLINE_S)
     options = {

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from penstock.ops.lab.clusters.ray_cluster import RayCluster
 from penstock.producer import Client, RequestHandle, SamplingParams
+from penstock.shared.errors import ConfigurationError
 
 from ...conftest import DEMO_MODEL
 from ...gate import Gate
@@ -35,6 +37,7 @@ SHORT = SamplingParams(temperature=0.0, max_tokens=400)
 FIRST = SamplingParams(temperature=0.0, max_tokens=1)
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 NUM_SHORT = 40
+NUM_MORE_STARTS = 5
 
 StartFleet = Callable[..., StartedWorker]
 
@@ -42,8 +45,18 @@ StartFleet = Callable[..., StartedWorker]
 @pytest.fixture
 def ray_cluster(tmp_path: Path, gate: Gate) -> Iterator[RayCluster]:
     """A head without room; engines heed the gate."""
-    with RayCluster(tmp_path / "ray.log") as cluster:
+    with started_cluster(tmp_path / "ray.log") as cluster:
         yield cluster
+
+
+def started_cluster(log_path: Path) -> RayCluster:
+    """Start a cluster. Ray gives up a head whose agents start for more than 15 seconds, as on a busy slow machine
+    (github.com/ray-project/ray/issues/65983), so that is tried again.
+    """
+    for _ in range(NUM_MORE_STARTS):
+        with contextlib.suppress(ConfigurationError):
+            return RayCluster(log_path)
+    return RayCluster(log_path)
 
 
 def options(cluster: RayCluster, redis_url: str, namespace: str, engines: str) -> list[str]:

@@ -126,7 +126,7 @@ async def running_everywhere(client: Client, gate: Gate) -> list[asyncio.Task[li
 
 
 async def beats(client: Client) -> dict[int, EngineHeartbeat]:
-    """Of the engines that are in a group, by rank."""
+    """Return the heartbeats of the engines that are in a group, by rank."""
     engines = await client.engines()
     return {beat.group.rank: beat for beat in engines if beat.group is not None}
 

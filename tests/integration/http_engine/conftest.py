@@ -15,24 +15,26 @@ import pytest
 from penstock.ops.lab.clusters.redis_processes import free_port
 from penstock.worker.other_engines.http.server import await_server, open_client
 
+from ...processes import DEADLINE_S
+
 PROGRAM = Path(__file__).parent / "dialect_server.py"
 
 
 class TestServer:
-    """What tests tell such a server and ask it."""
+    """A server's controls for tests."""
 
     __test__ = False
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._client = httpx.Client(base_url=url, trust_env=False, timeout=60)
+        self._client = httpx.Client(base_url=url, trust_env=False, timeout=DEADLINE_S)
 
     def hold_at(self, num_tokens: int | None) -> None:
         """Let no call have more tokens than this; None lets all go on."""
         self._client.post("/test/hold", json={"at": num_tokens}).raise_for_status()
 
     def calls(self) -> list[dict[str, Any]]:
-        """What was asked, and its "end": "whole", "cut" because nobody reads it any more, "refused", still "open"."""
+        """Return the calls and their "end": "whole", "cut" because nobody reads it, "refused", or "open"."""
         return self._client.get("/test/calls").json()
 
     def ended_calls(self) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ ACCENTS = 87
 
 
 def next_token(token_ids: list[int], num_prompt: int, grammar: str, *, ignore_eos: bool) -> int:
-    """What a model would choose; ``num_prompt`` are the call's own."""
+    """Return what a model would choose; ``num_prompt`` are the call's own."""
     if grammar:
         seed = zlib.crc32(repr((token_ids[:num_prompt], len(token_ids), grammar)).encode())
         return DIGITS[seed % len(DIGITS)]
@@ -54,7 +54,7 @@ def next_token(token_ids: list[int], num_prompt: int, grammar: str, *, ignore_eo
 
 @dataclass
 class State:
-    """What tests hold and ask for."""
+    """The state of the server that tests set and read."""
 
     hold_at: float = math.inf
     moved: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -64,7 +64,7 @@ class State:
 
 @dataclass
 class Call:
-    """One completion, as neither server has it."""
+    """A completion in a form that neither server has."""
 
     prompt: list[int]
     max_tokens: int
@@ -95,12 +95,12 @@ class Call:
 
 
 def _logprobs(token_id: int, number: int) -> list[tuple[int, float]]:
-    """Of the most probable ones as many: another one, and then the one that is chosen."""
+    """Return as many log probabilities: another token's, and then that of the chosen one."""
     return [(token_id + 1, -0.5), (token_id, -1.5)][:number]
 
 
 class LlamaServer:
-    """What ``POST /completion`` and its kin do there."""
+    """Answers of ``POST /completion`` and its kin."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -171,7 +171,7 @@ class LlamaServer:
 
 
 class SglangServer:
-    """What ``POST /generate`` and its kin do there."""
+    """Answers of ``POST /generate`` and its kin."""
 
     def __init__(self, state: State, *, is_incremental: bool) -> None:
         self._state = state

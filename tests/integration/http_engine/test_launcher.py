@@ -12,6 +12,8 @@ import pytest
 
 from penstock.worker.other_engines.http.launcher import LaunchedServer
 
+from ...processes import DEADLINE_S
+
 pytestmark = pytest.mark.slow
 # Starts another process, tells both ids, and stays.
 SERVER = """
@@ -29,7 +31,7 @@ Family = tuple[LaunchedServer, list[psutil.Process]]
 
 @pytest.fixture
 def family(tmp_path: Path) -> Family:
-    """One that runs, its process and that which it has started."""
+    """Return a running engine, its process and the one that it has started."""
     path = tmp_path / "pids"
     server = LaunchedServer([sys.executable, "-S", "-c", SERVER, str(path)])
     deadline = time.monotonic() + 60
@@ -43,7 +45,7 @@ def family(tmp_path: Path) -> Family:
 def test_it_ends_in_order_with_all_it_has_started(family: Family) -> None:
     server, processes = family
     server.close()
-    _, alive = psutil.wait_procs(processes, timeout=60)
+    _, alive = psutil.wait_procs(processes, timeout=DEADLINE_S)
     assert alive == []
 
 
@@ -52,7 +54,7 @@ def test_it_ends_when_its_keeper_is_killed(family: Family) -> None:
     keeper = processes[0].parent()
     assert keeper is not None
     keeper.kill()
-    psutil.wait_procs(processes[:1], timeout=60)
+    psutil.wait_procs(processes[:1], timeout=DEADLINE_S)
     assert not processes[0].is_running()
     assert server.ended() is not None
     processes[1].kill()
@@ -75,5 +77,5 @@ def test_the_end_of_a_launched_server_is_reported(words: list[str], finding: str
         has_ended.set()
 
     LaunchedServer(words).watch(note)
-    assert has_ended.wait(60)
+    assert has_ended.wait(DEADLINE_S)
     assert told[0].startswith(finding)

@@ -118,7 +118,7 @@ async def test_every_end_is_one_event_whoever_is_killed(
 
 
 def check_events(receiver: Receiver) -> None:
-    """One for each end of the requests of the test above."""
+    """Check that there is one event for each end of the requests of the test above."""
     completed = {name: ["request.completed"] for name in ("r0", "r4", "r5", "r6", "r7", "both", "held")}
     others = {"r1": ["request.failed"], "r2": ["request.cancelled"], "late": ["request.expired"]}
     told = types_by_request(receiver)
@@ -139,7 +139,7 @@ async def _seen(receiver: Receiver, num: int) -> bool:
 
 
 async def _until_given_up(client: Client, receiver: Receiver, store: EventStore) -> None:
-    """One event is delivered, and three receivers fail each in its own way until theirs are dead."""
+    """Deliver one event, while three receivers fail each in its own way until theirs are dead."""
     receiver.answers = {
         "/down": (500, {}),
         "/gone": (410, {}),

@@ -35,6 +35,7 @@ from penstock.worker.serving.requests.intake import Intake
 from penstock.worker.serving.requests.running_generations import RunningGenerations
 from penstock.worker.text.tokenizer import TextCodec
 
+from ...processes import DEADLINE_S
 from ..client.harness import until
 from ..shards.conftest import Deployment
 from ..shards.conftest import place as place_at
@@ -131,12 +132,12 @@ async def enqueue(
 
 
 async def next_ids(engine: Engine, count: int) -> list[str]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         return [await engine.core.request_ids.get() for _ in range(count)]
 
 
 async def lease(parts: Parts, *engine_ids: str) -> None:
-    """As engines that are busy for ever."""
+    """Lease requests like engines that are busy for ever."""
     for engine_id in engine_ids:
         await parts[0].renew(engine_id, [], lease_ttl_ms=600_000)
 

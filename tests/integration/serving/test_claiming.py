@@ -48,7 +48,7 @@ class CountingBroker(Broker):
     num_claims = 0
 
     async def claim(self, *args: Any, **options: Any) -> Wave:
-        """As it always does."""
+        """Claim as it always does."""
         self.num_claims += 1
         return await super().claim(*args, **options)
 
@@ -101,7 +101,7 @@ async def claiming(broker: Broker, codec: TextCodec, ready: Ready) -> AsyncItera
 
 async def error_of(broker: Broker, request_id: str) -> RequestError:
     """Wait for the end of a request, and return its error."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while not (log := await broker.read_log(request_id)):
             await asyncio.sleep(0.01)
     assert log[-1].error is not None
@@ -122,14 +122,14 @@ async def claim_unseen(broker: Broker) -> int:
 async def test_claims_of_a_previous_process_are_claimed_again(broker: Broker, codec: TextCodec, ready: Ready) -> None:
     await enqueue(broker, "a")
     epoch = await claim_unseen(broker)
-    async with claiming(broker, codec, ready) as (_, core), asyncio.timeout(60):
+    async with claiming(broker, codec, ready) as (_, core), asyncio.timeout(DEADLINE_S):
         core_id = await core.request_ids.get()
     assert core_id.startswith("a#")
     assert core_id != f"a#{epoch}"
 
 
 async def test_a_claim_with_a_lost_reply_is_released(broker: Broker, codec: TextCodec, ready: Ready) -> None:
-    async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(60):
+    async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(DEADLINE_S):
         await enqueue(broker, "a")
         loop.wake()
         first = await core.request_ids.get()
@@ -150,7 +150,7 @@ async def test_unknown_claims_are_searched_periodically_without_a_failure(
     broker: Broker, codec: TextCodec, ready: Ready
 ) -> None:
     """A reply may be lost without an error, and Redis may lose its last second unnoticed."""
-    async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(60):
+    async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(DEADLINE_S):
         await enqueue(broker, "a")
         loop.wake()
         await core.request_ids.get()
@@ -180,7 +180,7 @@ async def test_an_end_that_is_not_written_yet_is_not_taken_for_an_unknown_claim(
     broker: Broker, codec: TextCodec, ready: Ready
 ) -> None:
     """Redis still counts the request as claimed, and this engine has forgotten it: it must not run again."""
-    async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(60):
+    async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(DEADLINE_S):
         part = loop.parts[0]
         publisher = part.publisher = LatePublisher(broker, lambda request_id, epoch: None, EngineMeter())
         await enqueue(broker, "a")
@@ -302,13 +302,39 @@ async def test_a_request_that_cannot_be_prepared_without_redis_is_queued_again(
         assert not any(event["event"] == "request_refused" for event in events)
 
 
+class MeetingBroker(Broker):
+    """Reads logs only when all of ``meeting`` are being read."""
+
+    meeting: ClassVar[asyncio.Barrier]
+
+    async def read_log(self, *args: Any, **options: Any) -> list[Delta]:
+        """Read the log once the others are read, too."""
+        await self.meeting.wait()
+        return await super().read_log(*args, **options)
+
+
+async def test_the_logs_of_a_wave_are_read_together(
+    commands: CommandConnection, namespace: str, codec: TextCodec, ready: Ready, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a death all requests of an engine resume, and each would wait for the logs of those before it."""
+    broker, names = MeetingBroker(commands, Keys(namespace).model("m")), ("a", "b", "c")
+    for name in names:
+        await enqueue(broker, name)
+    claims = (await broker.claim("e1", EngineCapacity(max_num_seqs=len(names)))).claims
+    await broker.append([Record(each.request_id, each.epoch, Delta(index=0, token_ids=[5])) for each in claims])
+    await broker.release([(each.request_id, each.epoch) for each in claims])
+    monkeypatch.setattr(MeetingBroker, "meeting", asyncio.Barrier(len(names)), raising=False)
+    async with claiming(broker, codec, ready) as (_, core), asyncio.timeout(DEADLINE_S):
+        assert sorted([(await core.request_ids.get())[0] for _ in names]) == sorted(names)
+
+
 async def test_a_partial_claim_is_not_followed_by_another(
     commands: CommandConnection, namespace: str, codec: TextCodec, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.shared.broker.broker.IDLE_POLL_S", 600.0)
     broker = CountingBroker(commands, Keys(namespace).model("m"))
     await enqueue(broker, "a")
-    async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(60):
+    async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(DEADLINE_S):
         await core.request_ids.get()
         await broker.claims("e0")  # what was sent before is answered
         await enqueue(broker, "b")
@@ -325,7 +351,7 @@ async def test_an_engine_claims_again_after_invalid_requests(
     for number in range(8):
         await broker.enqueue(f"wrong{number}", b"no request", result_ttl_ms=60_000)
     await enqueue(broker, "a")
-    async with claiming(broker, codec, ready) as (_, core), asyncio.timeout(60):
+    async with claiming(broker, codec, ready) as (_, core), asyncio.timeout(DEADLINE_S):
         assert (await core.request_ids.get()).startswith("a#")
 
 
@@ -348,7 +374,7 @@ async def test_a_request_with_text_that_cannot_be_prepared_ends_alone(
         await broker.enqueue(request_id, msgspec.msgpack.encode(request), result_ttl_ms=60_000)
     async with claiming(broker, codec, ready) as (loop, core):
         writing = asyncio.create_task(loop.parts[0].publisher.run())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             assert (await core.request_ids.get()).startswith("fine#")
         failing = [request_id for request_id in requests if request_id != "fine"]
         codes = {request_id: (await error_of(broker, request_id)).code for request_id in failing}
@@ -374,7 +400,7 @@ async def test_a_request_with_an_unexpected_failure_ends_alone(
         await broker.enqueue(request_id, msgspec.msgpack.encode(request), result_ttl_ms=60_000)
     async with claiming(broker, codec, ready) as (loop, core):
         writing = asyncio.create_task(loop.parts[0].publisher.run())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             assert (await core.request_ids.get()).startswith("fine#")
         error = await error_of(broker, "failing")
         writing.cancel()

@@ -23,6 +23,7 @@ from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.redis_access.check import check_redis
 from penstock.shared.shards import ShardMover, check_servers, make_pair, make_servers
 
+from ...processes import DEADLINE_S
 from ..client.harness import claim_one, until, until_followed, write
 
 CAUSE = DeathCause(engine_id="e0", reason="it fell over")
@@ -30,7 +31,7 @@ CAUSE = DeathCause(engine_id="e0", reason="it fell over")
 
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[ClusterTrio]:
-    """One that the test may do with what it likes."""
+    """Start a cluster for one test alone."""
     with ClusterTrio(tmp_path / "cluster", password="s3cret", is_kept=True) as trio:
         yield trio
 
@@ -123,7 +124,7 @@ async def test_commands_and_subscriptions_follow_a_slot(
     new_port = next(port for port in own_cluster.ports if port != old_port)
     await asyncio.to_thread(own_cluster.hand_over, key_slot(keys.leases.encode()), new_port)
     assert await broker.enqueue("r", b"payload", result_ttl_ms=60_000) == NEW
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         await restored.wait()
     await commands.execute("PUBLISH", keys.wake, "x")
 

@@ -46,7 +46,7 @@ async def eventually(condition: Callable[[], object | Awaitable[object]], timeou
 
 
 class StubHost:
-    """One supervisor of stub workers; its engines are h-0, h-1, ..."""
+    """A supervisor of stub workers; its engines are h-0, h-1, ..."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class StubHost:
         assert claimed.request_id == request_id
 
     async def heartbeat(self, index: int) -> EngineHeartbeat | None:
-        """What is listed for an engine; a stub worker has no heartbeat of its own."""
+        """Return what is listed for an engine; a stub worker has no heartbeat of its own."""
         beat = await self._commands.execute("GET", self._keys.engine(f"h-{index}"))
         return None if beat is None else msgspec.json.decode(beat, type=EngineHeartbeat)
 

@@ -7,6 +7,7 @@ Behaviours, read when it starts:
     crash       aborts when ready
     sleep       sleeps at level 2
     lose-core   reports, when ready, that its core has died
+    linger      the same, reports its end, and never exits
     print       prints megabytes without an end of line, and reports that its core has died
     mute        serves, and says nothing more
     stubborn    serves, and leaves only when killed
@@ -40,7 +41,7 @@ def main() -> None:
         sys.stdout.flush()
 
     # Who is told of a state may signal at once.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour in ("stubborn", "linger") else lambda *_: sys.exit(0))
     say("starting")
     if behaviour == "refuse":
         say("failed", code="model_load_error", message="there is no such model")
@@ -51,8 +52,12 @@ def main() -> None:
         os.abort()
     if behaviour == "print":
         sys.stdout.write("." * (5 << 20))
-    if behaviour in ("lose-core", "print"):
+    if behaviour in ("lose-core", "print", "linger"):
         say("failed", code="engine_dead", message="the engine core died (killed by signal 11)", num_tokens=7)
+        while behaviour == "linger":
+            # Again and again, or the supervisor would end it for its silence.
+            say("stopped")
+            select.select([], [], [], LINE_INTERVAL_S)
         sys.exit(3)
     while True:
         if behaviour != "mute":

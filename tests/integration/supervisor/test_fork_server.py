@@ -31,12 +31,13 @@ from penstock.worker.processes.forking import (
     workers_address,
 )
 from penstock.worker.processes.ipc import FrameSplitter, frame, socket_pair
+from penstock.worker.processes.process_tree import Lifeline
 from penstock.worker.processes.progress import ProgressReader
 from penstock.worker.programs import HostOptions
 from penstock.worker.supervisor import fork_server
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
 
-from ...processes import is_gone
+from ...processes import DEADLINE_S, is_gone
 from .conftest import StartedWorker, StartWorker, wait_until
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0)
@@ -54,7 +55,7 @@ def num_events(worker: StartedWorker, event: str) -> int:
 
 
 def fork_servers_of(worker: StartedWorker, module: str = CORES) -> list[psutil.Process]:
-    """One, or none between two."""
+    """Return the fork server, or none between two."""
     found: list[psutil.Process] = []
     for process in psutil.Process(worker.process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
@@ -64,12 +65,12 @@ def fork_servers_of(worker: StartedWorker, module: str = CORES) -> list[psutil.P
 
 
 def started(worker: StartedWorker) -> list[bool]:
-    """Of each core so far, whether it was forked."""
+    """Return for each core so far whether it was forked."""
     return [bool(event["is_forked"]) for event in worker.events if event["event"] == "core_started"]
 
 
 async def answer(redis_url: str, namespace: str) -> str:
-    async with Client.connect(redis_url, namespace=namespace) as client, asyncio.timeout(60):
+    async with Client.connect(redis_url, namespace=namespace) as client, asyncio.timeout(DEADLINE_S):
         return (await client.generate("four plus two is", PARAMS)).text
 
 
@@ -104,11 +105,15 @@ async def test_a_fork_server_that_dies_takes_no_engine_along_and_a_supervisor_al
     await asyncio.to_thread(wait_until, lambda: all(map(is_gone, family)), f"left behind: {family}")
 
 
+@pytest.mark.usefixtures("own_fork_server")
 def test_a_core_that_hangs_does_not_outlive_its_worker_process(start_worker: StartWorker) -> None:
     worker = start_worker("--device", "cpu")
     worker.await_ready()
     core = worker.newest_core()
     core.suspend()
+    # Nobody who knows the core is left then.
+    fork_servers_of(worker)[0].kill()
+    wait_until(lambda: num_events(worker, "fork_server_ended") == 1, "its end is not reported")
     worker.worker_processes()[0].kill()
     wait_until(lambda: is_gone(core), "the core outlived its worker process")
     worker.await_event("engine_restarted")
@@ -217,11 +222,13 @@ class Asker:
         # Its core says hello there and waits for a configuration that never comes.
         self.ours, self.theirs = socket_pair()
         self.progress = ProgressReader()
+        self.lifeline = Lifeline()
 
     def close(self) -> None:
         for end in (self.socket, self.ours, self.theirs):
             end.close()
         self.progress.close()
+        self.lifeline.close()
 
     def ask(self, *, version: int = FORK_VERSION, num_descriptors: int = NUM_DESCRIPTORS, engine_id: str = "e") -> None:
         request = ForkCore(
@@ -233,7 +240,7 @@ class Asker:
             log_options=["--log-level", "critical"],
         )
         nothing = os.open(os.devnull, os.O_RDWR)
-        descriptors = [self.theirs.fileno(), self.progress.fd, nothing, nothing, nothing]
+        descriptors = [self.theirs.fileno(), self.progress.fd, nothing, self.lifeline.reader, nothing, nothing]
         try:
             socket.send_fds(self.socket, [frame(msgspec.msgpack.encode(request))], descriptors[:num_descriptors])
         finally:
@@ -258,7 +265,7 @@ def test_refused_forks_return_the_reason() -> None:
         assert asker.answer() == NotForked("torch is broken")
         asker.close()
     with running_fork_server((), (*command, "")) as address:
-        for version, num_descriptors, words in ((99, 5, "speaks version"), (FORK_VERSION, 2, "2 descriptors of 5")):
+        for version, num_descriptors, words in ((99, 6, "speaks version"), (FORK_VERSION, 2, "2 descriptors of 6")):
             asker = Asker(address)
             asker.ask(version=version, num_descriptors=num_descriptors)
             refused = asker.answer()

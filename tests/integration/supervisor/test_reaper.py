@@ -133,7 +133,7 @@ async def test_a_model_in_disorder_keeps_no_reaper_from_the_others(
             return [entry["error"] for entry in logs if entry["event"] == "reaping_failed"]
 
         async def is_put_right() -> bool:
-            """What another program has put in a key's place is."""
+            """Check that what another program has put in a key's place is put right."""
             return await commands.execute("TYPE", keys.model("a-broken-one").prefix + "reaper") != b"string"
 
         # Whoever had asked which models there are before these were listed has not seen them yet.

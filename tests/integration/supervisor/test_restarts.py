@@ -79,7 +79,7 @@ async def test_claims_are_back_before_the_next_life(start_host: StartHost, monke
     assert seen == [(Phase.DOWN, False, "queued")]
 
 
-@pytest.mark.parametrize("behaviour", ["lose-core", "print"])
+@pytest.mark.parametrize("behaviour", ["lose-core", "print", "linger"])
 async def test_a_lost_core_is_the_engines_own_death(start_host: StartHost, behaviour: str) -> None:
     host = await start_host()
     host.tell(0, behaviour)
@@ -136,7 +136,7 @@ async def test_worker_list_shows_error_and_restart_time_during_backoff(
 
 
 async def _host_in_back_off(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> StubHost:
-    """One engine that was killed from outside, failed to start at once, and waits long for its next start."""
+    """Build a host whose engine was killed from outside, failed to start at once, and waits long for its next start."""
     monkeypatch.setattr(children, "FIRST_DELAY_S", LONG_DELAY_S)
     monkeypatch.setattr(children, "MAX_DELAY_S", LONG_DELAY_S)
     host = await start_host()

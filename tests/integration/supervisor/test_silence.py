@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.shared.connection import CommandConnection
+from penstock.shared.messages.supervision import STALLED
 from penstock.worker.supervisor import EngineStartError, engine_process, supervisor
 from penstock.worker.supervisor.restart import Phase
 
@@ -107,6 +108,7 @@ async def test_a_worker_that_waits_for_a_processor_is_not_taken_for_dead(
     await eventually(lambda: host.engines[0].death is not None)
     assert host.engines[0].death is not None
     assert "said nothing" in host.engines[0].death.reason
+    assert host.engines[0].death.code == STALLED
 
 
 async def test_a_blocked_supervisor_declares_no_engine_dead(start_host: StartHost) -> None:

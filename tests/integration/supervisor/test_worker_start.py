@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from penstock.producer import Client, SamplingParams
+from penstock.shared.deployment.orders import read_drains
 from penstock.shared.keys import Keys
 from penstock.shared.redis_access.embedded import ServerFolder, read_status
 from penstock.worker import cli as worker_cli
@@ -78,7 +79,7 @@ def test_serves_is_listed_and_drains(
     assert [beat["worker_pid"] for beat in beats] == [process.pid for process in worker.worker_processes()]
 
     command = [sys.executable, "-m", "penstock.ops.cli", "generate", "four plus two is", "--temperature", "0"]
-    answer = subprocess.run([*command, *where], capture_output=True, text=True, timeout=240, check=True)
+    answer = subprocess.run([*command, *where], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert answer.stdout.strip()
     # By what the worker processes say, once a second.
     counted = re.compile(r'^penstock_generation_tokens_total\{engine="(.+)",model_name="demo"\} [1-9]', re.MULTILINE)
@@ -422,9 +423,11 @@ async def _answers_while_one_engine_drains(url: str, namespace: str, worker_id: 
                     break
         scaling = asyncio.create_task(client.scale_worker(worker_id, 1))
         async with asyncio.timeout(DEADLINE_S):
-            while "draining" not in [engine.state for engine in await client.engines()]:
+            while not (drains := read_drains(engines := await client.engines(), time.time())):
                 await asyncio.sleep(0.02)
         assert not scaling.done()
+        assert re.match(rf"{worker_id} is draining: \d+ requests? (is|are) still running", str(drains[0]))
+        assert [engine.drains_until > time.time() - DEADLINE_S for engine in engines].count(True) == 1
         gate.open()
         results = [await handle.result() for handle in handles]
         await scaling

@@ -141,9 +141,9 @@ def test_a_rival_queue_that_is_not_installed_leaves_its_goal_open() -> None:
     def pairing(rival: str, ratio: float | None) -> Pairing:
         return Pairing(way="way", rival=rival, num_requests=1, per_s=1.0, ratio=ratio)
 
-    rivals = [pairing("arq", None), pairing("arq", None), pairing("XADD", 0.4)]
+    rivals = [pairing("arq", None), pairing("arq", None), pairing("streaQ", 1.2), pairing("XADD", 0.4)]
     results = list(enqueue_goals(EnqueueRow(rounds=1, payload_bytes=1, pairings=rivals)))
-    assert [goal.state for goal in results] == [State.NOT_MEASURED, State.NOT_MET]
+    assert [goal.state for goal in results] == [State.NOT_MEASURED, State.MET, State.NOT_MET]
 
 
 def test_figures_of_a_run() -> None:

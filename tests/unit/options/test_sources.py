@@ -18,6 +18,7 @@ from penstock.worker.options.readers import Switch
 from penstock.worker.options.settings import Settings, effective_config
 from penstock.worker.programs import OFFLINE, PROGRAMS, START, HostOptions, guide_tables
 
+from ...processes import DEADLINE_S
 from .harness import EVERY, ROOT, read, sample, source, value, words_of
 
 
@@ -68,7 +69,7 @@ def test_all_sources_give_the_same_configuration(write: Callable[[str], Path]) -
             environment[option.variable] = sample(option)[0]
     # The last ones are other engines' than the sample of `engine`.
     of_others = {"engine_url": "", "engine_command": "", "speculative": "off", "enable_lora": False}
-    of_others |= {"executor": ""}
+    of_others |= {"executor": "", "nnodes": 1, "node_rank": 0, "master_addr": ""}
     # Neither goes with that of `enable_prefix_caching`.
     of_others |= {"kv_offload_memory": None, "kv_offload_dir": ""}
     # Nor these with those of `deterministic` and others.
@@ -174,7 +175,7 @@ def test_programs_show_it_and_load_no_torch(command: list[str], write: Callable[
     )
     words = [*command, "--config", str(write("max_num_seqs = 9")), "--show-config"]
     result = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=240
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=DEADLINE_S
     )
     assert result.returncode == 0, result.stderr
     assert "max_num_seqs = 9 " in result.stdout

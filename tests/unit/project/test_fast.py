@@ -29,7 +29,6 @@ def test_excluded_tests_exist() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_its_files_are_imported_without_torch(request: pytest.FixtureRequest) -> None:
     """Lanes are forked from who has imported all files, these first; else a collection imports them."""
     if request.config.getoption("--without-torch"):

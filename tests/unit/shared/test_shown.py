@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.producer.openai.errors import OpenAIError, error_of
 from penstock.shared.errors import MAX_MESSAGE_CHARS, UnknownModelError, ValidationError, cut
 from penstock.shared.values.checks import check_encodable, check_text
-from penstock.shared.values.shown import MAX_SHOWN_CHARS, shown
+from penstock.shared.values.shown import MAX_SHOWN_CHARS, format_number, shown
 
 TEXT = st.text(st.characters())  # lone surrogates, too
 VALUES = st.recursive(
@@ -23,6 +23,15 @@ VALUES = st.recursive(
 def test_any_value_is_shown_short_and_encodable(value: Any) -> None:
     assert len(shown(value).encode()) <= 4 * MAX_SHOWN_CHARS
     assert len(shown(value)) <= MAX_SHOWN_CHARS
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0000421, "0.0000421"), (1e16, "10,000,000,000,000,000"), (1000.0, "1,000"), (0.1 + 0.2, "0.3"), (-2.5, "-2.5")],
+)
+def test_a_number_has_no_exponent(value: float, text: str) -> None:
+    assert format_number(value, separator=",") == text
+    assert format_number(value) == text.replace(",", "")
 
 
 def test_short_values_are_shown_as_their_repr() -> None:

@@ -131,6 +131,8 @@ class WeightsReload:
         """Return the folder of the call and its description; raise as ``reload`` before anything is changed."""
         if not self._config.needs_weights:
             raise EngineStateError("the engine was started with load_format dummy, and reads no weights")
+        if self._config.nnodes > 1:
+            raise EngineStateError("the weights of an engine over several hosts stay: start them with the other folder")
         if self._model.pooling is not None:
             raise EngineStateError("the weights of a model that pools stay: start an engine with the other folder")
         folder = resolve_model_folder(call.path) if call.path else self.source.folder

@@ -158,6 +158,10 @@ class HttpCore:
         """Return None, since no adapters are served."""
         return None
 
+    def prepare_more(self) -> bool:
+        """Return False, since the engine prepares its steps itself."""
+        return False
+
     def check_invariants(self) -> None:
         """Check that no calls are in progress without requests.
 

@@ -148,6 +148,10 @@ class VllmCore:
         """Return None, since no adapters are served."""
         return None
 
+    def prepare_more(self) -> bool:
+        """Return False, since the engine prepares its steps itself."""
+        return False
+
     def check_invariants(self) -> None:
         """Check nothing, since vLLM checks its state itself."""
 

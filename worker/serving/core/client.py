@@ -18,7 +18,9 @@ from typing import Any
 
 from ....shared.control.calls import Utility, UtilityAnswer
 from ....shared.errors import (
+    CacheTooSmallError,
     ConfigurationError,
+    DeviceMemoryError,
     EngineCallError,
     EngineDeadError,
     ModelLoadError,
@@ -41,11 +43,12 @@ from ....shared.messages.core import (
     UtilityOutput,
 )
 from ....shared.messages.requests import EngineCoreRequest
+from ....shared.messages.supervision import LOAD_TIMED_OUT
 from ...config.engine_config import EngineConfig
 from ...config.model import CORE_MODULES
 from ...processes.host import num_oom_kills
 from ...processes.ipc import WorkerChannel, socket_pair
-from ...processes.process_tree import kill_process_tree
+from ...processes.process_tree import Lifeline, kill_process_tree
 from ...processes.progress import ProgressReader
 from .death import Cause, CoreDeath, CoreTrace, cause_of_exit, cause_of_stall
 from .process import CoreProcess, ForkServer, Launch, start_core
@@ -56,7 +59,9 @@ EXIT_TIMEOUT_S = 10.0
 # How long a hanging core may take to write its traceback.
 TRACE_TIMEOUT_S = 5.0
 
-_STARTUP_ERRORS: dict[str, type[PenstockError]] = {cls.code: cls for cls in (ConfigurationError, ModelLoadError)}
+_STARTUP_ERRORS: dict[str, type[PenstockError]] = {
+    cls.code: cls for cls in (ConfigurationError, CacheTooSmallError, DeviceMemoryError, ModelLoadError)
+}
 
 
 class CoreStartupError(PenstockError):
@@ -80,7 +85,7 @@ class CoreLostError(EngineDeadError):
 class LoadTimeoutError(CoreLostError):
     """The engine core hung while it loaded, and was killed."""
 
-    code = "load_timed_out"
+    code = LOAD_TIMED_OUT
 
     def __init__(self, death: CoreDeath) -> None:
         EngineDeadError.__init__(self, death.reason)
@@ -124,6 +129,7 @@ class CoreClient:
         self.dead = asyncio.Event()
         self.progress = ProgressReader()
         self._trace = CoreTrace()
+        self._lifeline = Lifeline()
         self._num_oom_kills_before = 0
         self._cause: Cause | None = None
         self._killing: asyncio.Task[None] | None = None
@@ -154,6 +160,7 @@ class CoreClient:
             channel=theirs.fileno(),
             progress=self.progress.fd,
             trace=self._trace.fd,
+            lifeline=self._lifeline.reader,
             module=CORE_MODULES[config.engine],
             python=config.engine_python,
         )
@@ -212,6 +219,7 @@ class CoreClient:
             self._channel.close()
         self.progress.close()
         self._trace.close()
+        self._lifeline.close()
 
     def kill(self, finding: str) -> None:
         """Kill a core that hangs, after it has written its traceback if it can. ``finding`` describes the hang."""

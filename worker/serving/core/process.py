@@ -54,7 +54,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         engine_id: id of the worker process that the core belongs to.
         visible_devices: its CUDA_VISIBLE_DEVICES; None to inherit this process's.
         log_options: logging options of its command line.
-        channel, progress, trace: descriptors that it inherits.
+        channel, progress, trace, lifeline: descriptors that it inherits.
         module: program of the core.
         python: its interpreter; empty for this process's.
     """
@@ -65,11 +65,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     channel: int
     progress: int
     trace: int
+    lifeline: int
     module: str
     python: str = ""
 
     def request(self) -> ForkCore:
-        """Return the request for a fork server; send it with the descriptors channel, progress, trace, out and err."""
+        """Return the request for a fork server; send it with ``inherited``, standard output and standard error."""
         return ForkCore(
             version=FORK_VERSION,
             engine_id=self.engine_id,
@@ -78,6 +79,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             module_paths=sys.path,
             log_options=list(self.log_options),
         )
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """The descriptors that the core inherits, in the order of ``ForkCore``."""
+        return self.channel, self.progress, self.trace, self.lifeline
 
     def environment(self) -> dict[bytes, bytes]:
         """Return this process's environment, with the devices that the core may use."""
@@ -98,8 +104,7 @@ async def start_core(launch: Launch, fork_servers: Sequence[ForkServer], *, may_
     """
     for address, timeout_s in fork_servers:
         try:
-            descriptors = [launch.channel, launch.progress, launch.trace, 1, 2]
-            process = await fork_process(address, launch.request(), descriptors, timeout_s)
+            process = await fork_process(address, launch.request(), [*launch.inherited, 1, 2], timeout_s)
         except NotForkedError as error:
             if not may_spawn:
                 raise EngineDeadError(f"no core was forked: {error}") from error
@@ -116,12 +121,11 @@ async def start_core(launch: Launch, fork_servers: Sequence[ForkServer], *, may_
 
 
 async def _spawn(launch: Launch) -> CoreProcess:
-    inherited = (launch.channel, launch.progress, launch.trace)
-    names = ("--fd", "--progress-fd", "--trace-fd")
-    options = [word for pair in zip(names, map(str, inherited), strict=True) for word in pair]
+    names = ("--fd", "--progress-fd", "--trace-fd", "--lifeline-fd")
+    options = [word for pair in zip(names, map(str, launch.inherited), strict=True) for word in pair]
     return await start_child(
         [launch.python or sys.executable, "-m", launch.module, *options, *launch.log_options],
         env=launch.environment(),
-        pass_fds=inherited,
+        pass_fds=launch.inherited,
         stdin=asyncio.subprocess.DEVNULL,
     )

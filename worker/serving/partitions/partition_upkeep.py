@@ -110,9 +110,11 @@ class PartitionUpkeep:
         self._publishing[part] = asyncio.create_task(part.run())
         self._has_another.set()
         subscribed = self._subscriptions.setdefault(part, [])
-        for channel in (keys.engine_wake(self._engine_id), keys.wake):
-            subscribed.append(await self._subscriber.subscribe(channel, wake_claiming, wake_claiming))
-        subscribed.append(await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command))
+        wakes = keys.engine_wake(self._engine_id), keys.wake
+        subscribed += await asyncio.gather(
+            *(self._subscriber.subscribe(channel, wake_claiming, wake_claiming) for channel in wakes),
+            self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command),
+        )
 
     async def _leave_partition(self, part: ServedPartition) -> None:
         """Stop serving a partition that was removed from the model; its lease expires."""

@@ -81,6 +81,8 @@ class EngineMeter:
         num_tokens = step.num_prefill_tokens + step.num_decode_tokens
         if num_tokens:
             stats.num_step_tokens.observe(num_tokens)
+            stats.step_tokens_squared += num_tokens**2
+            stats.step_token_seconds += num_tokens * step.execute_time_s
 
     def count_tokens(self, num_tokens: int, seconds: list[float], num_at_once: int = 0) -> None:
         """Count the tokens that a step has generated.

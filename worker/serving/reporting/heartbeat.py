@@ -58,6 +58,7 @@ class Heartbeat:
         weights_version: version of the served weights; empty before the engine is ready.
         weights_folder: folder of the served weights if they replaced those loaded at the start; otherwise empty.
         sleep_level: level at which the next process sleeps if this one dies; 0 for an engine that is awake.
+        drains_until: as in ``EngineHeartbeat``.
         num_wishes, is_held: as in ``WorkerStatus``.
         report: writes a status line; for changes that the next process must know.
     """
@@ -77,6 +78,7 @@ class Heartbeat:
         self.weights_version = ""
         self.weights_folder = ""
         self.sleep_level = config.starts_asleep
+        self.drains_until = 0.0
         self.num_wishes = 0
         self.is_held = False
         self.report: Callable[[], None] = lambda: None
@@ -168,7 +170,7 @@ class Heartbeat:
     def _other_ranks(self) -> list[int]:
         """Process ids of the ranks other than the core."""
         setup = self._card.setup if self._card is not None and self.core_pid else None
-        return [] if setup is None or setup.ranks is None else setup.ranks.pids[1:]
+        return [] if setup is None or setup.ranks is None else setup.ranks.local_pids[1:]
 
     async def _register_engine(self) -> None:
         """Write the records without a time to live if they are missing: the list of engines, and the model's card.
@@ -224,6 +226,7 @@ class Heartbeat:
             group=self._group,
             sleep_level=self.sleep_level,
             device_use=self._device_use,
+            drains_until=self.drains_until,
         )
 
     def _state(self, progress: Progress) -> EngineState:

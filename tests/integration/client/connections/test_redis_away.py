@@ -40,7 +40,7 @@ async def claim_all(engine: Broker, number: int) -> list[Claim]:
 
 
 async def step(engine: Broker, claims: list[Claim], index: int) -> None:
-    """One token for each request; the last one is the end."""
+    """Produce one token for each request; the last one is the end."""
     delta = Delta(index=index, token_ids=[65 + index % 26], text=chr(65 + index % 26))
     if index < NUM_STEPS - 1:
         assert await engine.append([Record(claim.request_id, claim.epoch, delta) for claim in claims]) == []
@@ -74,7 +74,7 @@ async def test_streams_resume_after_redis_was_killed_and_restarted(server: Redis
                 # While the engine goes on writing.
                 restarts.append(asyncio.create_task(kill_and_restart()))
                 await asyncio.sleep(0)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*restarts)
             for deltas in await asyncio.gather(*streams):
                 assert_whole(deltas)
@@ -96,7 +96,7 @@ async def test_streams_resume_after_redis_was_suspended(server: RedisServer, eng
                 if index % 50 == 20:
                     server.send(signal.SIGSTOP)
                     asyncio.get_running_loop().call_later(2, server.send, signal.SIGCONT)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(DEADLINE_S):
                 for deltas in await asyncio.gather(*streams):
                     assert_whole(deltas)
     told = [record for record in logs if record["used_for"] == "commands"]
@@ -114,7 +114,7 @@ async def test_an_end_published_without_subscribers_is_delivered(client, broker,
     ends = [FinalRecord(claim.request_id, claim.epoch, end) for claim in claims]
     # One write: Redis runs the second command before it can hear of the subscriber's return.
     await asyncio.gather(commands.execute("CLIENT", "KILL", "TYPE", "pubsub"), broker.finish(ends))
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         for deltas in await asyncio.gather(*streams):
             assert [(delta.text, delta.finish_reason) for delta in deltas] == [("A", FinishReason.STOP)]
 
@@ -150,7 +150,7 @@ async def test_a_server_that_loads_its_data_is_waited_for(server: RedisServer, e
         assert not writing.done()
         assert not streaming.done()
         server.finish_loading()
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(DEADLINE_S):
             await writing
             assert [delta.text for delta in await streaming] == ["A"]
 
@@ -287,5 +287,5 @@ async def test_an_end_below_the_delivered_position_ends_the_stream(client, broke
     await commands.execute("RPOP", broker.keys.log("r"))
     await commands.execute("HSET", broker.keys.request("r"), "count", 1)
     await broker.cancel("r")
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(DEADLINE_S):
         assert [(d.index, d.token_ids, d.finish_reason) async for d in stream] == [(2, [], "cancelled")]

@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.redis_access import link
 
+from ....processes import DEADLINE_S
 from ....redis_server import RedisServer
 
-TIMEOUT_S = 120.0
 # In the time that as many attempts take at a server that closes each connection, a refused login is not repeated.
 NUM_OTHER_ATTEMPTS = 20
 # They are sent in one go, and each may be refused.
@@ -50,7 +50,7 @@ async def attempts(tmp_path: Path) -> AsyncIterator[asyncio.Semaphore]:
 
 
 def refusals(server: RedisServer) -> int:
-    """How many logins, and commands without one, the server has refused."""
+    """Return how many logins, and commands without one, the server has refused."""
     with redis.Redis.from_url(server.url, password="right") as client:
         stats = client.info("errorstats")
     assert isinstance(stats, dict)
@@ -79,7 +79,7 @@ async def test_a_refused_login_is_not_repeated_at_once(
         trying = asyncio.gather(*(commands.execute("SET", "key", "value") for _ in range(NUM_COMMANDS)))
         closing = commands.close
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(DEADLINE_S):
             while not await asyncio.to_thread(refusals, server):
                 await asyncio.sleep(0.01)
             for _ in range(NUM_OTHER_ATTEMPTS):
@@ -102,7 +102,7 @@ async def test_a_server_that_cannot_save_delivers_messages(server: RedisServer, 
     with capture_logs() as logs:
         await subscriber.open()
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(DEADLINE_S):
                 await subscriber.subscribe("channel", messages.put_nowait)
                 while not await asyncio.to_thread(_num_refused_pings, server):
                     await asyncio.sleep(0.01)

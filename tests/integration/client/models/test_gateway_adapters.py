@@ -14,7 +14,7 @@ import pytest
 
 from penstock.producer import Client
 from penstock.producer.gateway.auth import ApiKeys
-from penstock.shared.broker import Broker
+from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.connection import CommandConnection
 from penstock.shared.control.calls import CallError
 from penstock.shared.keys import Keys
@@ -22,6 +22,7 @@ from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.params.lora import adapter_digest
 
 from ....adapter_folder import write_adapter
+from ...conftest import LONG_MS
 from ..harness import claim_one, serve_gateway, write
 from ..test_engine_control import PlayedEngine, play, two
 from .test_adapters import adapter_of, answers, request_of
@@ -97,6 +98,8 @@ async def test_models_are_listed_with_the_adapters_that_a_tenant_may_name(
 ) -> None:
     await client.register_lora("common", cats)
     await client.register_lora("secret", cats, tenant="acme")
+    # Only models that somebody serves are listed.
+    await broker.claim("e0", EngineCapacity(max_num_seqs=4, num_seqs=0), lease_ttl_ms=LONG_MS)
     keys = ApiKeys(commands, Keys(namespace))
     (acme, _), (other, _) = await keys.create("acme"), await keys.create("other")
     async with open_gateway(api_keys=True) as http:

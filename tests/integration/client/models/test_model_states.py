@@ -12,11 +12,15 @@ from penstock.shared.swap.views import SleepLevel
 
 from ....adapter_folder import write_adapter
 from ...conftest import LONG_MS
-from ..harness import serve_gateway
+from ..harness import CAUSE, serve_gateway
 
 
 async def test_a_model_has_the_state_of_its_engines_and_devices(
-    commands: CommandConnection, broker: Broker, client: Client, deployment: dict[str, str], tmp_path: Path
+    commands: CommandConnection,
+    broker: Broker,
+    client: Client,
+    deployment: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     homes = Homes(commands, broker.keys)
     await client.register_lora("pets", write_adapter(tmp_path / "pets"))
@@ -26,10 +30,17 @@ async def test_a_model_has_the_state_of_its_engines_and_devices(
             model = (await http.get(f"/v1/models/{name}")).json()
             return model["status"]["value"], model["estimated_ready_s"]
 
+        async def listed() -> list[tuple[str, str]]:
+            models = (await http.get("/v1/models")).json()["data"]
+            return [(model["id"], model["status"]["value"]) for model in models]
+
         assert await read() == ("unloaded", None)
+        # Its first request may start a worker.
+        assert await listed() == [("m", "unloaded"), ("pets", "unloaded")]
         broken = ModelBrokenError("m.safetensors is cut off; download it again")
         await homes.renew("gpu0", SleepLevel.DISK, 7.5, error=broken, lease_ttl_ms=LONG_MS)
         assert await read() == ("broken", None)
+        assert await listed() == [("m", "broken"), ("pets", "broken")]
         assert (await http.get("/v1/models/m")).json()["error"] == str(broken)
         await homes.renew("gpu0", SleepLevel.DISK, 7.5, lease_ttl_ms=LONG_MS)
         assert await read() == ("unloaded", 7.5)
@@ -40,7 +51,15 @@ async def test_a_model_has_the_state_of_its_engines_and_devices(
         assert await read() == ("loading", 1.5)
         await broker.claim("e0", EngineCapacity(max_num_seqs=4, num_seqs=0), lease_ttl_ms=LONG_MS)
         assert await read() == ("loaded", 0.0)
-        assert [model["status"] for model in (await http.get("/v1/models")).json()["data"]] == [{"value": "loaded"}] * 2
+        assert await listed() == [("m", "loaded"), ("pets", "loaded")]
+        # Both workers leave.
+        await broker.reclaim("e0", CAUSE, is_external=True, max_deliveries=3)
+        for device in ("gpu0", "gpu1"):
+            await homes.leave(device)
+        assert await listed() == [("m", "unloaded"), ("pets", "unloaded")]
+        assert await read() == ("unloaded", None)
+        await client.forget_model("m")
+        assert await listed() == []
 
 
 async def test_an_engine_that_an_operator_put_to_sleep_is_asleep(broker: Broker, deployment: dict[str, str]) -> None:

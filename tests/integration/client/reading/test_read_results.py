@@ -57,7 +57,7 @@ async def test_running_or_abandoned_requests_keep_their_time_to_live(client, bro
 
 
 async def broker_request(client: Client, broker: Broker) -> str:
-    """One that runs, with a token in its log."""
+    """Build a request that runs, with a token in its log."""
     handle = await client.submit("hi", SamplingParams())
     await write(broker, await claim_one(broker), 0, 65)
     return handle.request_id

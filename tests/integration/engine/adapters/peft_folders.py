@@ -26,7 +26,7 @@ ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Kind:
-    """What an adapter is like; ``config`` are fields of its configuration beside the usual ones."""
+    """The properties of an adapter; ``config`` are fields of its configuration beside the usual ones."""
 
     rank: int = 8
     alpha: float = 16

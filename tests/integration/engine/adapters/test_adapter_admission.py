@@ -22,6 +22,7 @@ from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.models.adapters import load
 
+from ....processes import DEADLINE_S
 from ..harness import LONG_PROMPT, CoreProcess, ask, generate, refusal, request
 from .peft_folders import R4, R8, R16, greedy, load_base, lora_request, merge, write_adapter
 
@@ -81,7 +82,7 @@ def counting(library: AdapterLibrary) -> list[str]:
 
 
 def end_of(core: EngineCore, asked: EngineCoreRequest) -> EngineCoreOutput:
-    """How a request that is alone ends."""
+    """Return how a request that is alone ends."""
     assert core.add_request(asked) is None
     outputs: list[EngineCoreOutput] = []
     while core.has_work:
@@ -115,7 +116,7 @@ def test_an_adapter_load_does_not_block_other_requests(make: Callable[..., Engin
     found = counting(library)
 
     def held_up(*parts: Any) -> Any:
-        assert gate.wait(100)
+        assert gate.wait(DEADLINE_S)
         return counted(*parts)
 
     counted, library._load = library._load, held_up

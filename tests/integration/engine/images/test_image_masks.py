@@ -41,7 +41,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="module")
 def wanted(gemma: tuple[Path, Any]) -> dict[str, list[int]]:
-    """What transformers generates."""
+    """Return what transformers generates."""
     folder, processor = gemma
     theirs = load_by_transformers(folder)
     return {name: by_transformers(theirs, processor, PROMPTS[name], IMAGES[name], NUM_TOKENS) for name in PROMPTS}

@@ -119,7 +119,7 @@ def counts(engine: Engine) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", SEEING)
 def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callable[[str], tuple[Path, Any]]) -> None:
-    """One image and two, of different sizes; in chunks that end inside of images; and preempted."""
+    """Try one image and two, of different sizes; in chunks that end inside of images; and preempted."""
     folder, processor = folders(name)
     one, two = [picture(1)], [picture(2, 20, 50), picture(3, 64, 33)]
     prompt, shown = (ONE, [picture(4, 90, 30)]) if name in ONE_A_REQUEST else (TWO, two)

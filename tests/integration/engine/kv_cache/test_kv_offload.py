@@ -21,13 +21,13 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.ranks.one import OneRank
 
+from ....processes import DEADLINE_S
 from ..harness import LONG_PROMPT, SHAPE, CoreProcess, MakeEngine, ask, request
 from ..pooling.pooling_models import array_of, make_model, pool
 from ..pooling.pooling_models import request as pooling_request
 
 # Two of the prompt's 40 tokens; of its 30 tokens of output two more.
 NUM_CACHED, NUM_BLOCKS = 32, 4
-DEADLINE_S = 120.0
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def _all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine_of(folder: Path, of: Engine | None = None, /, **options: Any) -> Engine:
-    """One with the model of ``of``, which computes nothing any more, or one that loads it."""
+    """Build an engine with the model of ``of``, which computes nothing any more, or one that loads it."""
     config = EngineConfig(model=str(folder), num_threads=1, kv_cache_memory=1 << 22, **options)
     if of is None:
         return build_engine(config, folder)
@@ -206,7 +206,7 @@ def test_a_core_reads_the_stored_blocks_of_a_killed_core(
 
 
 def hashes_of(engine: Engine, prompt: list[int]) -> list[bytes]:
-    """As the engine makes them."""
+    """Make the hashes as the engine does."""
     made = engine.core._make_request(request("h", prompt))
     engine.core.scheduler._prefix_cache.find(made)
     return made.block_hashes

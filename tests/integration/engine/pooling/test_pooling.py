@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from penstock.kernels import native
 from penstock.shared.control.engine import Sleep, WakeUp
@@ -17,12 +21,14 @@ from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 
+from ..adapters.peft_folders import Kind, lora_request, merge, write_adapter
 from ..harness import ask
 from .pooling_models import MODELS, VOCAB_SIZE, array_of, as_sentence_transformers, cosine, make_model, pool, request
 
 Make = Callable[..., Engine]
 # Longer than a step's budget, which is 32: a decoder has them in chunks, an encoder whole.
 LENS = (5, 1, 17, 40, 9, 25, 60, 3)
+_LAYERS = r".*layers?\.\d+\..*"
 PROMPTS = [np.random.default_rng(n).integers(5, VOCAB_SIZE, n).tolist() for n in LENS]
 
 
@@ -33,6 +39,15 @@ def make(tmp_path: Path) -> Make:
         return build_engine(EngineConfig(model=str(tmp_path), **{**sizes, **options}), tmp_path)
 
     return make
+
+
+@torch.no_grad()
+def _pooled(module: PreTrainedModel, task: str, prompt: list[int], token: int) -> NDArray[np.float32]:
+    """Return transformers' own result: the hidden state of ``token``, or the logits of a classifier."""
+    token_ids = torch.tensor([prompt])
+    if task == "embed":
+        return module.base_model(input_ids=token_ids).last_hidden_state[0, token].numpy()
+    return module(input_ids=token_ids).logits[0].numpy()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -47,18 +62,57 @@ def test_pooled_results_in_a_batch_equal_those_of_transformers(name: str, tmp_pa
     # By transformers' own code where no plan says how it is made.
     assert engine.ready.attention_backend == ("torch" if name.startswith("albert") else "native")
     for i, prompt in enumerate(PROMPTS):
-        with torch.no_grad():
-            token_ids = torch.tensor([prompt])
-            if task == "embed":
-                theirs = module.base_model(input_ids=token_ids).last_hidden_state[0, -1 if is_decoder else 0]
-            else:
-                theirs = module(input_ids=token_ids).logits[0]
-        ours = array_of(ended[str(i)])
+        ours, theirs = array_of(ended[str(i)]), _pooled(module, task, prompt, -1 if is_decoder else 0)
         assert ours.shape == theirs.shape
-        assert cosine(ours, theirs.numpy()) >= 1 - 1e-6
-        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-3, atol=1e-4)
+        assert cosine(ours, theirs) >= 1 - 1e-6
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
         assert ended[str(i)].finish_reason == FinishReason.STOP
         assert ended[str(i)].new_token_ids == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama, without a head",
+        "bert, three classes",
+        "albert, layers that share weights",
+        "nomic, rotated and gated",
+        "modernbert",
+    ],
+)
+def test_a_mixed_batch_has_the_results_of_models_with_merged_adapters(name: str, tmp_path: Path, make: Make) -> None:
+    module = make_model(tmp_path, name)
+    task = "classify" if "classes" in name else "embed"
+    # Adapters of the base model, whose layers have shorter names than those of a model with a head.
+    loras = {
+        f"r{rank}": lora_request(
+            write_adapter(tmp_path / f"r{rank}", module.base_model, Kind(rank, targets=_LAYERS), seed=rank, size=0.1)
+        )
+        for rank in (4, 8)
+    }
+    engine = make(runner="pooling", enable_lora=True, max_num_seqs=8, max_num_batched_tokens=96, num_threads=2)
+    requests = [
+        msgspec.structs.replace(
+            request(f"{key} {i}", prompt, task=task, use_activation=False), lora_request=loras.get(key)
+        )
+        for i, prompt in enumerate(PROMPTS)
+        for key in ("base", *loras)
+    ]
+    try:
+        ended = pool(engine.core, requests)
+    finally:
+        native.set_num_threads(1)
+        torch.set_num_threads(1)
+    assert engine.core.take_lora_digests() == sorted(lora.digest for lora in loras.values())
+    base = array_of(ended["base 3"])
+    for key in ("base", *loras):
+        merged = copy.deepcopy(module)
+        if key != "base":
+            merge(merged.base_model, Kind(int(key[1:]), targets=_LAYERS), seed=int(key[1:]), size=0.1)
+            assert not np.allclose(array_of(ended[f"{key} 3"]), base, rtol=0.01), "the adapter makes no difference"
+        for i, prompt in enumerate(PROMPTS):
+            theirs = _pooled(merged, task, prompt, -1 if name.startswith("llama") else 0)
+            np.testing.assert_allclose(array_of(ended[f"{key} {i}"]), theirs, rtol=1e-3, atol=2e-4)
 
 
 def test_a_mean_is_of_all_chunks_also_of_a_prompt_that_lost_its_blocks(tmp_path: Path, make: Make) -> None:

@@ -5,19 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
+from penstock.shared.broker import Claim
 from penstock.shared.control.engine import CheckInvariants, Invariants, Sleep, SleepState, WakeUp
 from penstock.shared.messages.core import AbortRequests, Ready, UtilityCall
+from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.composition import build_engine
-from penstock.worker.engine.core.engine_core import STEP_FAILED
+from penstock.worker.engine.core.engine_core import STEP_FAILED, EngineCore
 from penstock.worker.engine.core.in_flight import LookaheadCore
 from penstock.worker.engine.core.step_input import IntArray
 from penstock.worker.engine.execution.overlap import FeedingRunner, PinnedCopy
 from penstock.worker.engine.scheduling.batches import BatchQueue
+from penstock.worker.serving.requests.generation import Generation
+from penstock.worker.serving.requests.segments import Segment
+from penstock.worker.text.tokenizer import TextCodec
 
 from ....conftest import DEMO_MODEL
 from ..harness import CoreProcess, Gate, request
@@ -79,6 +85,77 @@ def test_tokens_are_those_of_the_plain_step(options: dict[str, Any]) -> None:
         assert core.scheduler.stats().num_preemptions > 0
         assert_equal(outputs, expected)
     assert late.most_unread == 2, "no step was launched before the tokens of the one before were read"
+
+
+# How an answer ends, besides a stop string of its own text, which spans tokens.
+ENDINGS: list[dict[str, Any]] = [
+    {},
+    {"include_stop_str_in_output": True},
+    {"min_tokens": 20},
+    {"min_tokens": 20, "include_stop_str_in_output": True},
+    {"max_tokens": 1},
+    {"stop_token_ids": [*range(20, 200)]},
+    {"stop_token_ids": [*range(20, 200)], "min_tokens": 7, "include_stop_str_in_output": True},
+    {"presence_penalty": 0.5},
+]
+
+
+def ending_request(name: str, fields: dict[str, Any]) -> EngineCoreRequest:
+    params = SamplingParams(**{"max_tokens": 40, "ignore_eos": True, **fields})
+    return EngineCoreRequest(request_id=name, prompt_token_ids=[5, 70, 90], sampling_params=params)
+
+
+def serve(core: EngineCore, messages: list[EngineCoreRequest]) -> dict[str, Delta]:
+    """Serve as a worker process does, which aborts a request once its stop string is complete."""
+    codec = TextCodec.load(DEMO_MODEL)
+    open_ones: dict[str, Generation] = {}
+    for message in messages:
+        assert core.add_request(message) is None
+        claim = Claim(message.request_id, b"", epoch=1, num_logged_tokens=0, attempt=1)
+        open_ones[message.request_id] = Generation(Segment(message, []), codec, claim)
+    wholes = {message.request_id: Delta() for message in messages}
+    while core.has_work:
+        for output in core.step_fn():
+            assert output.error is None, output.error
+            generation = open_ones[output.request_id]
+            delta, must_abort = generation.absorb(output)
+            if delta is not None:
+                wholes[output.request_id] = wholes[output.request_id].followed_by(delta)
+            if must_abort:
+                core.abort_requests([output.request_id])
+            if generation.finished:
+                del open_ones[output.request_id]
+        core.check_invariants()
+    assert not open_ones
+    return {name: msgspec.structs.replace(delta, stats=None) for name, delta in wholes.items()}
+
+
+def test_stop_strings_end_a_text_at_the_same_character() -> None:
+    """Compare with the plain step, and with the text without stop strings: later tokens of the engine are dropped."""
+    plain, ahead = (build_engine(config(async_scheduling=is_ahead), DEMO_MODEL).core for is_ahead in (False, True))
+    cores = [plain, ahead, fed_core(Late())]
+    kinds = {
+        f"{number}-{heat}": {"temperature": heat, "seed": number, **fields}
+        for number, fields in enumerate(ENDINGS)
+        for heat in (0.0, 1.0)
+    }
+    free = {name: {"temperature": kind["temperature"], "seed": kind["seed"]} for name, kind in kinds.items()}
+    free = {name: kind | {"presence_penalty": kinds[name].get("presence_penalty", 0.0)} for name, kind in free.items()}
+    texts = {name: delta.text for name, delta in serve(plain, [ending_request(*item) for item in free.items()]).items()}
+    stops = {name: text[12:15] for name, text in texts.items()}
+    assert all(len(stop) == 3 for stop in stops.values())
+    messages = [ending_request(name, kind | {"stop": [stops[name]]}) for name, kind in kinds.items()]
+    expected, *others = (serve(core, messages) for core in cores)
+    assert others == [expected, expected]
+    num_stopped = 0
+    for name, delta in expected.items():
+        kind = kinds[name]
+        if kind.keys() & {"min_tokens", "max_tokens", "stop_token_ids"}:
+            continue
+        end = texts[name].find(stops[name]) + 3 * bool(kind.get("include_stop_str_in_output"))
+        assert (delta.text, delta.stop_reason) == (texts[name][:end], stops[name])
+        num_stopped += 1
+    assert num_stopped == 6
 
 
 def test_requests_that_need_earlier_tokens_wait_for_them() -> None:

@@ -70,7 +70,7 @@ class SeveralTokens:
         )
 
     def _run_again(self, output: SchedulerOutput, places: list[int], sampled: SampledTokens) -> None:
-        """One more token of the requests at ``places``, whose last one is the input."""
+        """Compute one more token of the requests at ``places``, whose last one is the input."""
         again = [output.requests[place] for place in places]
         before = [request.num_computed_tokens for request in again]
         try:
@@ -87,13 +87,13 @@ class SeveralTokens:
 
 
 def core_of(**options: Any) -> EngineCore:
-    """One that gives a token a step."""
+    """Build a core that gives a token a step."""
     return build_engine(config(**options), DEMO_MODEL).core
 
 
 @cache
 def from_one_token_a_step(*options: tuple[str, Any]) -> tuple[EngineCore, dict[str, EngineCoreOutput]]:
-    """What ``requests`` become, and in which core."""
+    """Return what ``requests`` become, and in which core."""
     core = core_of(**dict(options))
     return core, run(core, requests())
 

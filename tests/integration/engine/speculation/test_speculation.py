@@ -141,7 +141,7 @@ def test_phases_can_disable_drafts_and_clear_the_cache() -> None:
     assert len({*map(tuple, said)}) == 4
 
     def make(request: Request) -> list[Drafter]:
-        """As of a drafter that looks at its request once."""
+        """Make drafts like a drafter that looks at its request once."""
         return Oracle({request.request_id: coming[tuple(request.prompt_token_ids)]}, 1.0, DEMO_VOCAB_SIZE)(request)
 
     core.scheduler._enabled_drafting = Speculation(6, NUM_FREE_ROWS, NoMemory(make))

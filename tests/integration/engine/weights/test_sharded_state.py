@@ -32,7 +32,7 @@ def saved_tensors(answer: UtilityAnswer) -> dict[str, torch.Tensor]:
 
 
 def double_norms(engine: Engine) -> None:
-    """What a registered method may do: change weights where they lie."""
+    """Change weights where they lie, as a registered method may."""
     for name, weight in engine.control._parts.rpc_engine.model.network.named_parameters():
         if name.endswith(("input_norm.weight", "mlp_norm.weight")):
             weight.data *= 2
