@@ -39,6 +39,20 @@ def _launch(gate_up: Tensor, activation: str) -> Tensor:
 
 
 @triton.jit
+def activated(gate, ACTIVATION: tl.constexpr):
+    """Apply "silu", "gelu_tanh" or "gelu" to float32 numbers."""
+    if ACTIVATION == "silu":
+        result = gate / (1.0 + tl.exp(-gate))
+    elif ACTIVATION == "gelu_tanh":
+        # (1 + tanh(y)) / 2 is 1 / (1 + exp(-2 y)), and loses no digits where tanh is near -1.
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        result = gate / (1.0 + tl.exp(-2.0 * inner))
+    else:
+        result = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    return result
+
+
+@triton.jit
 def _gate_kernel(
     gate_up,
     out,
@@ -53,13 +67,7 @@ def _gate_kernel(
     mask = columns < SIZE
     gate = tl.load(gate_up + row * stride + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
-    if ACTIVATION == "silu":
-        activated = gate / (1.0 + tl.exp(-gate))
-    elif ACTIVATION == "gelu_tanh":
-        # (1 + tanh(y)) / 2 is 1 / (1 + exp(-2 y)), and loses no digits where tanh is near -1.
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        activated = gate / (1.0 + tl.exp(-2.0 * inner))
-    else:
-        activated = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     # Rounded before the product, as a model's module rounds the result of its activation.
-    tl.store(out + row * SIZE + columns, (activated.to(dtype).to(tl.float32) * up).to(dtype), mask=mask)
+    tl.store(
+        out + row * SIZE + columns, (activated(gate, ACTIVATION).to(dtype).to(tl.float32) * up).to(dtype), mask=mask
+    )

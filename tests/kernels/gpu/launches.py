@@ -17,6 +17,7 @@ from penstock.kernels.kv_cache import CacheSlots, scales_per_head
 from penstock.kernels.kv_cache import gpu as kv_cache
 from penstock.kernels.lora import gpu as lora
 from penstock.kernels.moe import gpu as moe
+from penstock.kernels.normed_linear import gpu as normed_linear
 from penstock.kernels.paged_attention import PagedBatch
 from penstock.kernels.paged_attention import gpu as paged_attention
 from penstock.kernels.paged_attention.batch import Variant
@@ -68,6 +69,9 @@ def layer_launches(dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Laun
             yield lambda rows=rows, weight=weight: rms_norm.rms_norm(rows, weight, 1e-6)
             yield lambda rows=rows, weight=weight: rms_norm.rms_norm(rows, weight.float(), 1e-6)
             yield lambda rows=rows, weight=weight: rms_norm.add_rms_norm(rows, rows.clone(), weight, 1e-6)
+        for size, activation in zip(sizes[:2], cycle((None, "silu")), strict=False):
+            yield lambda size=size, dtype=dtype, activation=activation: enter(size, dtype, activation)
+        yield lambda dtype=dtype: enter(sizes[-1], dtype, "gelu_tanh")
         gate_up = torch.zeros(3, 6000, dtype=dtype)
         yield lambda gate_up=gate_up: gated_activation.silu_and_mul(gate_up)
         yield lambda gate_up=gate_up: gated_activation.gelu_and_mul(gate_up, "none")
@@ -75,6 +79,13 @@ def layer_launches(dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Laun
     for last in (8, 3):
         cache = torch.zeros(9, 1, 1, last, dtype=BF16)
         yield lambda cache=cache: kv_cache.copy_blocks(cache, torch.zeros(2, 2, dtype=torch.int32))
+
+
+def enter(size: int, dtype: torch.dtype, activation: str | None) -> None:
+    """Launch the product of a layer's entry, with a bias unless it is gated."""
+    rows, weight = torch.zeros(3, size, dtype=dtype), torch.zeros(600, size, dtype=dtype)
+    bias = torch.zeros(600, dtype=dtype) if activation is None else None
+    normed_linear.normed_linear(rows, rows, weight[0], 1e-6, weight, bias, activation)
 
 
 def head_launches(dtype: torch.dtype, head_dim: int, rotary_dim: int, *, is_brief: bool) -> Iterator[Launch]:
