@@ -21,6 +21,7 @@ from ....shared.errors import PenstockError
 from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
 from ...models.attention.pages import PagedByGroups
+from ...models.lean.captured import CapturedForward
 from ...models.lean.staged import StagedForward
 from ...models.loaded import LoadedModel
 from ...models.loading.loader import load_model, load_weights
@@ -46,6 +47,7 @@ from .messages import (
     BlockBytes,
     BlockIdentity,
     CallMethod,
+    CaptureNext,
     CommitStep,
     CopyBlocks,
     Done,
@@ -115,6 +117,7 @@ class Follower:
             FinishStep: self._finish,
             CommitStep: lambda _: model.forward.commit(),
             Profile: self._profile,
+            CaptureNext: self._capture_next,
             Measure: lambda _: measure_rank(model, config),
             WakeUpWhole: self._wake_up_whole,
             CopyBlocks: blocks.copy_part,
@@ -176,6 +179,12 @@ class Follower:
     @torch.inference_mode()
     def _finish(self, _: FinishStep) -> None:
         self._staged.finish()
+
+    def _capture_next(self, _: CaptureNext) -> Done:
+        forward = self._model.forward
+        assert isinstance(forward, CapturedForward), "rank 0 has graphs, and this rank has none"
+        forward.capture_next()
+        return Done()
 
     @torch.inference_mode()
     def _profile(self, command: Profile) -> Done:

@@ -9,7 +9,7 @@ import structlog
 
 from ...config.engine_config import EngineConfig
 from ...models.attention.page_layout import PageLayout
-from ...models.lean.captured import CapturedForward
+from ...models.lean.captured import CapturedForward, CapturesLater
 from ...models.loaded import LoadedModel
 from ...models.weights.movable import ModelWeights
 from ..execution.kv_cache import KVCacheSize, size_kv_cache
@@ -75,14 +75,14 @@ def capture_again(model: LoadedModel) -> None:
 
 
 def capture_next(model: LoadedModel, compiling: Callable[[], AbstractContextManager[None]]) -> bool:
-    """Capture a missing graph of this rank's forward, if any is missing; return whether one still is.
+    """Capture a missing graph on all ranks, if any is missing; return whether one still is. Rank 0 calls it.
 
     Args:
         compiling: marks the time that it takes.
     """
     forward = model.forward
     # A forward of ranks that share experts needs the others.
-    if not isinstance(forward, CapturedForward) or model.expert_ranks is not None:
+    if not isinstance(forward, CapturesLater) or model.expert_ranks is not None:
         return False
     if forward.num_uncaptured:
         with compiling():

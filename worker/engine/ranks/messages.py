@@ -115,6 +115,10 @@ class Profile(msgspec.Struct, array_like=True, tag="profile"):
     num_logit_rows: int
 
 
+class CaptureNext(msgspec.Struct, array_like=True, tag="capture_next"):
+    """Capture the missing graph that most steps would have taken. All ranks have run the same steps."""
+
+
 class Measure(msgspec.Struct, array_like=True, tag="measure"):
     """Measure the memory. All ranks run their largest forward together."""
 
@@ -323,6 +327,7 @@ RankCommand = (
     | CommitStep
     | Allocate
     | Profile
+    | CaptureNext
     | Measure
     | ReleaseWeights
     | RestoreWeights

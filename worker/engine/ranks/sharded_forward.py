@@ -13,7 +13,7 @@ from ...models.attention.pages import PagedByGroups
 from ...models.forward import Forward, ModelInput
 from ...models.lean.captured import CapturedForward
 from ...models.lean.staged import StagedForward
-from .messages import Allocate, CommitStep, FinishStep, Profile
+from .messages import Allocate, CaptureNext, CommitStep, FinishStep, Profile
 from .step_codec import StepSender
 from .team import RankTeam
 
@@ -102,6 +102,17 @@ class ShardedForward:
             Allocate(num_pages, block_size, num_slots, captures, layout),
             lambda: local.allocate_pages(layout, num_pages, block_size, num_slots, device),
         )
+
+    @property
+    def num_uncaptured(self) -> int:
+        """See ``CapturesLater``. It is the same on all ranks."""
+        return self.local.num_uncaptured if isinstance(self.local, CapturedForward) else 0
+
+    def capture_next(self) -> None:
+        """Capture one of ``num_uncaptured`` graphs on all ranks, the same on each; raises as ``run``."""
+        local = self.local
+        assert isinstance(local, CapturedForward), "none is missing"
+        self._team.compute(CaptureNext(), local.capture_next)
 
     def run(self, step: ModelInput) -> Tensor:
         """Run ``step`` on all ranks; raise ``RankLostError`` if it fails on any."""

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import structlog
 import torch
@@ -142,6 +142,20 @@ class _Graphs:
         )
 
 
+@runtime_checkable
+class CapturesLater(Protocol):
+    """A forward that captures some of its graphs between steps."""
+
+    @property
+    def num_uncaptured(self) -> int:
+        """Number of graphs that ``capture_next`` may still capture; 0 while weights or caches are asleep."""
+        ...
+
+    def capture_next(self) -> None:
+        """Capture one of ``num_uncaptured`` graphs. Call it between steps."""
+        ...
+
+
 class CapturedForward(LeanWrapper):
     """A ``forward.Forward`` that replays a lean one, on the same weights and in the same caches.
 
@@ -219,7 +233,7 @@ class CapturedForward(LeanWrapper):
 
     @property
     def num_uncaptured(self) -> int:
-        """Number of graphs that ``capture_next`` may still capture; 0 while weights or caches are asleep."""
+        """See ``CapturesLater``."""
         graphs = self._graphs
         is_awake = graphs is not None and graphs.weight_addresses == self._weight_addresses()
         return graphs.num_uncaptured if graphs is not None and is_awake else 0
@@ -227,7 +241,11 @@ class CapturedForward(LeanWrapper):
     # As in ``_capture``.
     @torch.inference_mode()
     def capture_next(self) -> None:
-        """Capture one of ``num_uncaptured`` graphs. Call it between steps."""
+        """Capture one of ``num_uncaptured`` graphs. Call it between steps, on all ranks that compute the model.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for it, and several ranks compute the model.
+        """
         graphs = self._graphs
         assert graphs is not None, "none is missing"
         kind = max(graphs.kinds, key=lambda kind: kind.num_wishes)
@@ -236,6 +254,9 @@ class CapturedForward(LeanWrapper):
         try:
             kind.capture_next()
         except torch.OutOfMemoryError as error:
+            if self.lean.groups is not None:
+                # The other ranks may have captured it, or wait in one of its collectives.
+                raise
             # Steps go on with the larger graphs.
             log.warning("cuda_graphs_left_out", count=graphs.num_uncaptured, reason=str(error))
             for each in graphs.kinds:
@@ -283,9 +304,9 @@ class CapturedForward(LeanWrapper):
         sizes = self._decode_sizes(self._num_slots)
         kinds: list[PromptGraphs | DecodeGraphs] = []
         if self._token_sizes:
-            first, rows = self._first_of(self._token_sizes), row_sizes(self._num_slots)
+            first, rows = first_sizes(self._token_sizes), row_sizes(self._num_slots)
             kinds.append(PromptGraphs(self._token_sizes, rows, first, graph_layout, capture))
-        kinds.append(DecodeGraphs(sizes, self._first_of(sizes), graph_layout, capture))
+        kinds.append(DecodeGraphs(sizes, first_sizes(sizes), graph_layout, capture))
         # Most steps are decodes, and any step that fits their graphs fits no better elsewhere.
         graphs = _Graphs((*reversed(kinds),), self._weight_addresses())
         graphs.log_graphs(started, free_before - _free_bytes(weight.device))
@@ -293,10 +314,6 @@ class CapturedForward(LeanWrapper):
 
     def _decode_sizes(self, num_slots: int) -> tuple[int, ...]:
         return TILE_SIZES if self.lean.is_batch_invariant else capture_sizes(num_slots)
-
-    def _first_of(self, sizes: tuple[int, ...]) -> frozenset[int]:
-        # Ranks capture together, and pause at different times.
-        return first_sizes(sizes) if self.lean.groups is None else frozenset(sizes)
 
     def _transform(self, step: ModelInput, out: Tensor) -> None:
         # Copied out, so that the result holds no memory of the pool, which the other graphs use.

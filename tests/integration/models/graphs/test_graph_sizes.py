@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from torch import Tensor
 
 from penstock.kernels import moe, paged_attention
 from penstock.kernels.paged_attention import PagedBatch
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.engine.ranks.follower import Follower
 from penstock.worker.engine.ranks.memory import capture_next
+from penstock.worker.engine.ranks.sharded_forward import ShardedForward
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean import captured
 from penstock.worker.models.lean.captured import (
@@ -32,6 +36,7 @@ from ..lean_models import make_model, poison
 from .harness import (
     BLOCK_SIZE,
     MAX_NUM_SEQS,
+    NUM_BLOCKS,
     NUM_REPLAYED,
     SHORT,
     SMALLEST,
@@ -94,6 +99,68 @@ def test_without_memory_for_more_graphs_steps_use_those_that_there_are(
     assert forward.num_uncaptured == 0
     poison(forward.caches)
     assert_equal(run(forward, device), expected)
+
+
+class OtherRank:
+    """The only other rank of an engine, which runs the commands of rank 0 by its own code, but in this process."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        config = EngineConfig(model="m", block_size=BLOCK_SIZE)
+        self._follower = Follower(config, model, 1, Path(), lambda _: model.network)
+
+    def send(self, command: Any) -> None:
+        self._follower.do(command)
+
+    def compute(self, command: Any, act: Callable[[], Any]) -> tuple[Any, list[Any]]:
+        return act(), [self._follower.do(command)]
+
+    together = compute
+
+
+@torch.inference_mode()
+def test_ranks_capture_the_same_graphs_between_steps(
+    device: torch.device, recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured, "first_sizes", lambda sizes: frozenset(sizes[-1:]))
+    lean = smallest_forward(device)
+    ours, theirs = (CapturedForward(smallest_forward(device), TOKEN_BUDGET, each) for each in (recording, Recording()))
+    for each in (ours, theirs):
+        groups: Any = object()
+        each.lean._settings = replace(each.lean._settings, groups=groups)
+    team: Any = OtherRank(loaded(theirs))
+    forward = ShardedForward(ours, team)
+    for one in (lean, forward):
+        one.allocate(NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, device)
+    # As for one rank: one row, two and four are missing.
+    assert (recording.num_captured, forward.num_uncaptured) == (2, 3)
+    expected = run(lean, device, WORK)
+    assert_equal(run(forward, device, WORK), expected)
+    assert capture_next(loaded(forward), nullcontext)
+    # Two rows and four are asked for more often than one.
+    assert captured_sizes(ours) == captured_sizes(theirs)
+    assert (1,) not in captured_sizes(ours)
+    while capture_next(loaded(forward), nullcontext):
+        pass
+    assert captured_sizes(ours) == captured_sizes(theirs)
+    assert (forward.num_uncaptured, theirs.num_uncaptured) == (0, 0)
+    assert_equal(run(forward, device, WORK), expected)
+    assert_equal(theirs.caches, lean.caches)
+
+    # A rank that has no memory ends the engine: the other one may wait for it.
+    forward.allocate(NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, device)
+
+    def no_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(theirs.lean, "transform", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        capture_next(loaded(forward), nullcontext)
+
+
+def captured_sizes(forward: CapturedForward) -> list[tuple[int, ...]]:
+    """Return the sizes of all graphs, in the order in which they were captured."""
+    assert forward._graphs is not None
+    return [size for graphs in forward._graphs.kinds for size, _ in graphs._replays]
 
 
 def counting_graphs(replays: list[int]) -> tuple[GraphLayout, Callable[[ModelInput, Tensor], Callable[[], None]]]:
