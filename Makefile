@@ -15,7 +15,7 @@ PARTS := kernels ops producer shared worker
 SUITE = $(BIN)/python -m pytest -n $(LANES) --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm engine-vllm-0.33 gpu-check chaos mutants models layouts portable vendor clients screenshots install dist docs clean test-ray
+.PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm engine-vllm-0.33 engine-llama gpu-check chaos mutants models layouts portable vendor clients screenshots install dist docs clean test-ray
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo $(if $(MODEL),--model $(MODEL))
@@ -78,6 +78,10 @@ engine-vllm: $(VENV)/.installed
 engine-vllm-0.33: $(VENV)/.installed
 	$(BIN)/python -m penstock.ops.lab.bench.install_peers --folder $(PEERS) vllm-0.33
 	$(PEERS)/vllm-0.33/bin/python -m pip --disable-pip-version-check install -q -e .
+
+# llama.cpp's HTTP server, for tests/engines: a wheel without a compiler; peers/xllama_server.py runs it.
+engine-llama: $(VENV)/.installed
+	$(BIN)/python -m penstock.ops.lab.bench.install_peers --folder $(PEERS) llama-server
 
 # Every kernel, the engine and a rival on a GPU, with the packages that PYTHON has: no network, nothing is installed.
 # A call takes nine minutes at most and continues where the last one stopped; GPU_CHECK=--plan says what comes next.

@@ -1,6 +1,7 @@
 """A real llama-server under our queue, which the worker's core starts: its tokens; our text, deaths and ends.
 
-Skipped where there is none; ``PENSTOCK_LLAMA_SERVER`` names the program. One deployment serves all tests of this file.
+Skipped where there is none: ``PENSTOCK_LLAMA_SERVER`` names the program, else it is on the PATH or that of
+``make engine-llama``. One deployment serves all tests of this file.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import pytest
 
 from penstock.ops.demo.run import MODEL
 from penstock.ops.lab.clusters.redis_processes import free_port
+from penstock.ops.local.server import LocalGateway
 from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams, StructuredOutputsParams
 from penstock.shared.errors import UnsupportedParameterError
 from penstock.worker.text.tokenizer import TextCodec
 
 from ..faults.watching import Watched, until
+from .conftest import ROOT
 from .relay import Relay
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("llama-server")]
@@ -33,7 +36,10 @@ PROMPTS = ("count from four to nine:", "what is seven plus eight?")
 LONG = 60
 # Some twenty of a stream's tokens; replies without a stream, as a server's health, are shorter.
 HELD_BYTES = 6_000
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+# Numbers have limits, because a greedy demo model would write digits without end.
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+SCHEMA = {"type": "object", "properties": {"n": DIGIT}, "required": ["n"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "count", "parameters": SCHEMA, "strict": True}}
 # By name, our parameters and those of llama-server itself.
 ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "greedy": ({}, {}),
@@ -48,42 +54,50 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 class Deployment:
     """The worker, its server's address, and the relay between them."""
 
-    def __init__(self, stack: LocalStack, relay: Relay, server_url: str) -> None:
+    def __init__(self, stack: LocalStack, relay: Relay, server_url: str, program: list[str]) -> None:
         self.stack = stack
         self.relay = relay
         self.server_url = server_url
+        self._program = program
 
     def servers(self) -> list[psutil.Process]:
         """The llama-server that runs below the worker."""
         below = psutil.Process(self.stack.workers[0].pid).children(recursive=True)
-        return [process for process in below if _is_server(process)]
+        return [process for process in below if _runs(process, self._program)]
 
 
-def _is_server(process: psutil.Process) -> bool:
+def _runs(process: psutil.Process, program: list[str]) -> bool:
     try:
-        words = process.cmdline()
+        return process.cmdline()[: len(program)] == program
     except psutil.NoSuchProcess:
         return False
-    return bool(words) and Path(words[0]).name == "llama-server"
+
+
+def _find_program() -> list[str]:
+    """Return the words that run a llama-server; empty if there is none."""
+    if named := os.environ.get("PENSTOCK_LLAMA_SERVER") or shutil.which("llama-server"):
+        return named.split()
+    python = ROOT / ".bench-peers" / "llama-server" / "bin" / "python"
+    return [str(python), str(ROOT / "ops/lab/bench/peers/xllama_server.py")] if python.exists() else []
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    program = os.environ.get("PENSTOCK_LLAMA_SERVER") or shutil.which("llama-server")
+    program = _find_program()
     if not program:
-        pytest.skip("no llama-server here: name it in PENSTOCK_LLAMA_SERVER")
+        pytest.skip("no llama-server here: run make engine-llama, or name one in PENSTOCK_LLAMA_SERVER")
     from .demo_gguf import write_demo  # it needs torch, and this file is imported without
 
     path = write_demo(tmp_path_factory.mktemp("llama") / "demo.gguf")
     port = free_port()
     relay = Relay(port)
-    command = [program, "-m", str(path), "--host", "127.0.0.1", "--port", str(port), "-t", "1", "-tb", "1"]
+    command = [*program, "-m", str(path), "--host", "127.0.0.1", "--port", str(port), "-t", "1", "-tb", "1"]
     # In float32 throughout, as ours is: else near ties would go either way.
     command += ["--parallel", "4", "--no-kv-unified", "-c", "8192", "-ctk", "f32", "-ctv", "f32", "-fa", "off"]
     options = ["--engine", "http", "--engine-url", f"http://127.0.0.1:{relay.port}", "--served-model-name", "demo"]
     try:
         with LocalStack(MODEL, [*options, "--engine-command", " ".join(command)]) as stack:
-            yield Deployment(stack, relay, f"http://127.0.0.1:{port}")
+            yield Deployment(stack, relay, f"http://127.0.0.1:{port}", program)
     finally:
         relay.close()
 
@@ -138,6 +152,34 @@ async def test_text_its_ends_and_grammars(client: Client) -> None:
     assert str(answer.finish_reason) == "stop"
     choice = _params(structured_outputs=StructuredOutputsParams(choice=["red", "green"]), ignore_eos=False)
     assert (await client.generate(PROMPTS[0], choice)).outputs[0].text in ("red", "green")
+
+
+async def test_keywords_that_no_grammar_has_do_not_end_the_grammar(client: Client) -> None:
+    schema = {"type": "array", "items": DIGIT, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+    params = _params(structured_outputs=StructuredOutputsParams(json=schema), ignore_eos=False)
+    assert len(json.loads((await client.generate(PROMPTS[0], params)).outputs[0].text)) == 2
+
+
+def test_tools_and_formats_through_the_gateway(deployment: Deployment, tmp_path: Path) -> None:
+    """Forced calls and formats are JSON grammars here, also with ``strict``."""
+    with (
+        LocalGateway(deployment.stack.url, [], tmp_path / "gateway.log") as gateway,
+        httpx.Client(base_url=gateway.base_url, trust_env=False, timeout=300) as http,
+    ):
+
+        def choice_of(**fields: Any) -> Any:
+            body = {"model": "demo", "messages": [{"role": "user", "content": PROMPTS[0]}], "temperature": 0}
+            response = http.post("/chat/completions", json={**body, "max_tokens": 100, **fields})
+            assert response.status_code == 200, response.text
+            return response.json()["choices"][0]
+
+        for forced in ("required", {"type": "function", "function": {"name": "count"}}):
+            (call,) = choice_of(tools=[TOOL], tool_choice=forced)["message"]["tool_calls"]
+            assert (call["function"]["name"], json.loads(call["function"]["arguments"]).keys()) == ("count", {"n"})
+        form = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA, "strict": True}}
+        assert json.loads(choice_of(response_format=form)["message"]["content"]).keys() == {"n"}
+        answer = choice_of(response_format={"type": "json_object"}, max_tokens=20)
+        assert answer["message"]["content"].startswith("{")
 
 
 async def test_unsupported_requests_are_refused(client: Client) -> None:

@@ -47,6 +47,7 @@ RIVALS = (
     msgspec.structs.replace(_VLLM, name="vllm-0.33", pins="vllm", newer="0.33.0", is_default=False),
     # Compiled on installing, for this processor: needs a C++ compiler.
     Rival("llama", ["llama-cpp-python", "gguf"], "llama_cpp, gguf"),
+    Rival("llama-server", ["xllamacpp"], "xllamacpp", is_default=False),
 )
 _NEWER = "newer"
 # There is no wheel of this version for CPUs. What Penstock's adapter uses is Python, and so it can be tried: with the
@@ -95,7 +96,7 @@ def main() -> int:
     """Install all, or those named; 0 whatever could be installed, since the benchmark runs without rivals too."""
     parser = argparse.ArgumentParser(prog="penstock.ops.lab.bench.install_peers", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(DEFAULT_PEERS_FOLDER))
-    parser.add_argument("names", nargs="*", metavar="NAME", help="vllm, llama (default both), or vllm-0.33")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="vllm, llama (default both), vllm-0.33, llama-server")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - {rival.name for rival in RIVALS}:
         parser.error(f"no rival is called {', '.join(sorted(unknown))}")

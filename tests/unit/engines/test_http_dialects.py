@@ -61,16 +61,22 @@ def test_sglangs_words() -> None:
     assert (sampling["stop_token_ids"], sampling["logit_bias"]) == ([9], {"3": 2.0})
 
 
+def _guided(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the field of a schema, with what a llama-server with LLGuidance needs."""
+    return {"json_schema": {**schema, "x-guidance": {"whitespace_flexible": False, "lenient": True}}}
+
+
 @pytest.mark.parametrize(
     ("grammar", "llamas", "sglangs"),
     [
-        ({"json": {"type": "array"}}, {"json_schema": {"type": "array"}}, {"json_schema": '{"type": "array"}'}),
-        ({"json_object": True}, {"json_schema": {"type": "object"}}, {"json_schema": '{"type": "object"}'}),
+        ({"json": {"type": "array"}}, _guided({"type": "array"}), {"json_schema": '{"type": "array"}'}),
+        ({"json": "{}"}, {"json_schema": {}}, {"json_schema": "{}"}),
+        ({"json_object": True}, _guided({"type": "object"}), {"json_schema": '{"type": "object"}'}),
         ({"choice": ['a"b', "c.\n"]}, {"grammar": 'root ::= "a\\"b" | "c.\\n"'}, {"regex": '(a"b|c\\.\\\n)'}),
         ({"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}, {"ebnf": 'root ::= "a"'}),
         ({"regex": "a+"}, None, {"regex": "a+"}),
     ],
-    ids=["json", "json_object", "choice", "grammar", "regex"],
+    ids=["json", "any json", "json_object", "choice", "grammar", "regex"],
 )
 def test_grammars(grammar: dict[str, Any], llamas: dict[str, Any] | None, sglangs: dict[str, Any]) -> None:
     constraint = StructuredOutputsParams(**grammar)

@@ -29,9 +29,13 @@ FIELDS_CHANGED = (
     "stop_token_ids",  # the core ends the request
 )
 SERVED_FIELDS = frozenset({*FIELDS_AS_THEY_ARE, *FIELDS_CHANGED})
-# Not "disable_any_whitespace" and "disable_additional_properties", which the gateway sets for every JSON answer: the
-# server limits whitespace itself, and allows only the listed properties unless the schema says otherwise.
+# Not "disable_any_whitespace" and "disable_additional_properties", which the gateway sets for every JSON answer:
+# whitespace is limited for all requests, and the server allows only the listed properties unless the schema says
+# otherwise.
 GRAMMAR_FIELDS_REFUSED = ("regex", "structural_tag", "whitespace_pattern")
+# A server that was built with LLGuidance allows whitespace without end, and generates without any grammar if a schema
+# has a keyword that it does not enforce, unless the schema says this. Other servers ignore it.
+_FOR_LLGUIDANCE = {"x-guidance": {"whitespace_flexible": False, "lenient": True}}
 # A seed has 32 bits, and all ones mean "at random".
 _SEED_MASK = 0x7FFFFFFF
 # Error codes that mean an invalid request, in streams and responses.
@@ -124,8 +128,10 @@ def _grammar(params: StructuredOutputsParams) -> dict[str, Any]:
     if params.choice is not None:
         return {"grammar": "root ::= " + " | ".join(_literal(choice) for choice in params.choice)}
     if params.json is not None:
-        return {"json_schema": json.loads(params.json) if isinstance(params.json, str) else params.json}
-    return {"json_schema": {"type": "object"}}
+        schema = json.loads(params.json) if isinstance(params.json, str) else params.json
+        # An empty schema stays: with an unknown key alone, the server would refuse it.
+        return {"json_schema": {**_FOR_LLGUIDANCE, **schema} if schema else schema}
+    return {"json_schema": {"type": "object", **_FOR_LLGUIDANCE}}
 
 
 def _literal(text: str) -> str:
