@@ -48,6 +48,7 @@ NEED_TORCH = (
     "unit/engine/ranks/test_staged_batches.py",
     "unit/engine/test_layouts.py",
     "unit/models/test_moving.py",
+    "unit/models/test_kernel_choice.py",
     "unit/engine/ranks/test_partition.py",
     "unit/engine/images/test_encoder_pieces.py",
     "unit/engine/sampling/test_axes.py",

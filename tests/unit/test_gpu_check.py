@@ -16,7 +16,7 @@ import pytest
 from penstock.ops.lab.gpu_check.__main__ import _parts_by_worth, main, plan_lines, run_parts
 from penstock.ops.lab.gpu_check.choice import parts_within
 from penstock.ops.lab.gpu_check.correctness import check_engine
-from penstock.ops.lab.gpu_check.engine import PartFailedError, measure_variant
+from penstock.ops.lab.gpu_check.engine import PartFailedError, kernels_chosen, measure_variant
 from penstock.ops.lab.gpu_check.figures import decode_figures, prefill_figures, serving_figures, sleep_figures
 from penstock.ops.lab.gpu_check.goals import Goal, add_shares, find_goals
 from penstock.ops.lab.gpu_check.kernel_times import time_kernels
@@ -49,6 +49,13 @@ def test_a_program_that_hangs_is_ended_with_its_children_and_its_words_are_kept(
         while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < give_up_at, "the child lives on"
             time.sleep(0.01)
+
+
+def test_the_choice_of_kernels_is_read_from_the_engine_s_log(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    assert kernels_chosen(log) == []
+    log.write_text("[info] forward_mode mode=lean\n[info] kernels_chosen    fused_rows=4 part=feed\n")
+    assert kernels_chosen(log) == ["fused_rows=4 part=feed"]
 
 
 def test_the_last_lines_of_a_failed_program_are_reported(tmp_path: Path) -> None:
@@ -279,6 +286,7 @@ def test_goals_are_met_missed_or_not_measured() -> None:
             "prefill": prefill,
             "mixed": mixed,
             "device_idle_share": None,
+            "kernels_chosen": ["fused_rows=16 part=enter"],
         },
         "engine qwen06 fp8 cache": {
             "error": None,
@@ -303,6 +311,7 @@ def test_goals_are_met_missed_or_not_measured() -> None:
     assert [row["over_plain"] for row in parts["engine qwen06 fp8 cache"]["decode"]] == [1.6, None]
     table = "\n".join(line for name, part in parts.items() for line in lines_of(name, part | {"seconds": 1.0}))
     assert "85% of the bandwidth bound" in table
+    assert "chosen by time: fused_rows=16 part=enter" in table
     assert "1.60 times the tokens without" in table
     assert "torch 2.00, other failed" in table
     assert "FAILED: AssertionError" in table

@@ -24,6 +24,8 @@ from .workload import (
     write_rival_workload,
 )
 
+# An event of ``ops/guide/reference/logs.md``.
+_CHOSEN = "kernels_chosen"
 _RIVAL = ROOT / "ops" / "lab" / "bench" / "peers" / "transformers_continuous.py"
 
 
@@ -62,7 +64,8 @@ def measure_variant(
     for row in figures["decode"]:
         # Of the bandwidth of all of them.
         row["bytes_per_step"] /= variant.num_gpus
-    return {"error": ended.error or None, "options": options, **figures}
+    chosen = kernels_chosen(output.with_suffix(".log"))
+    return {"error": ended.error or None, "options": options, "kernels_chosen": chosen, **figures}
 
 
 def measure_field(
@@ -145,6 +148,12 @@ def measure_rival(shape: str, plan: Plan, scratch: Path, limit_s: float) -> dict
     ended = run_program(command, output.with_suffix(".log"), limit_s - (time.monotonic() - started))
     phases = _phases(output, ended)
     return {"error": ended.error or None, "mixed": serving_figures(phases[MIXED])}
+
+
+def kernels_chosen(log: Path) -> list[str]:
+    """Return what the engine's log says of the kernels that it chose by its own times, a line for each part."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return [line.partition(_CHOSEN)[2].strip() for line in lines if _CHOSEN in line]
 
 
 def _engine_figures(phases: dict[str, Any], plan: Plan, model: Shape) -> dict[str, Any]:

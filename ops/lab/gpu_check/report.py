@@ -60,6 +60,7 @@ def _kernel_lines(part: dict[str, Any]) -> Iterator[str]:
 
 
 def _engine_lines(part: dict[str, Any]) -> Iterator[str]:
+    yield from (f"  chosen by time: {words}" for words in part.get("kernels_chosen") or ())
     for row in part.get("decode") or []:
         yield (
             f"  decode at batch {row['batch']:>3}: {row['ms_per_step']:.2f} ms/step"

@@ -122,5 +122,6 @@ def test_the_wrapper_selects_the_kernel_and_names_wrong_inputs(device: torch.dev
         ({"weight": torch.cat([inputs.weight, inputs.weight], 1)[:, :41]}, "weight must be contiguous"),
         ({"bias": inputs.bias[1:]}, "bias must"),
     ):
+        changed: dict[str, Any] = {**plain, **changes}
         with pytest.raises(KernelInputError, match=message):
-            normed_linear(**plain | changes)
+            normed_linear(**changed)

@@ -22,6 +22,9 @@ Angles = tuple[Tensor, Tensor]
 # In a layer with attention: attend(query_key [T, H + KVH, D], value [T, KVH, D], angles, is_interleaved) -> [T, H, D].
 # It rotates, unless there are no angles, then attends. For layers with a mixer see ``mixing.py``.
 Attend = Callable[..., Tensor]
+# See ``AnyLayer.add_and_project`` and ``AnyLayer.add_and_feed``.
+Enter = Callable[[Tensor, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
+Feed = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class HeadNorm(nn.Module):
@@ -85,6 +88,9 @@ class AnyLayer(nn.Module):
         part = plan.embedding_part
         self.embedding_part = None if part is None else EmbeddingPart(own, part, device)
         self.out_scale = _in_float(tensor_of(own, plan.out_scale)) if plan.out_scale else None
+        # The functions that ``attend`` and ``transform`` call.
+        self.enter: Enter = self.add_and_project
+        self.feed: Feed = self.add_and_feed
 
     @property
     def in_proj(self) -> Any:
@@ -116,8 +122,18 @@ class AnyLayer(nn.Module):
             residual, normed = carried
             mlp_input = normed if self.plan.mlp_norm is None else self.mlp_norm(residual)
             return self._scaled(added + self.mlp_out_norm(self._feed(mlp_input, residual))), residual
-        normed, residual = self.mlp_norm.add(self._scaled(added), carried[0])
-        return self._scaled(self.mlp_out_norm(self._feed(normed, residual))), residual
+        fed, residual = self.feed(self._scaled(added), carried[0])
+        return self._scaled(self.mlp_out_norm(fed)), residual
+
+    def add_and_project(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Add ``hidden`` to the stream; return the projection of the layer's input, and what ``transform`` needs."""
+        normed, residual = self.input_norm.add(hidden, residual)
+        return self.in_proj(normed), (residual, normed) if self.plan.is_parallel else (residual,)
+
+    def add_and_feed(self, added: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Add ``added`` to the stream; return the output of the feed-forward part, and the stream."""
+        normed, residual = self.mlp_norm.add(added, residual)
+        return self._feed(normed, residual), residual
 
     def _feed(self, normed: Tensor, stream: Tensor) -> Tensor:
         assert self.mlp is not None
@@ -135,9 +151,6 @@ class AnyLayer(nn.Module):
         if self.out_scale is None:
             return added, residual
         return torch.zeros_like(added), (residual + added) * self.out_scale.to(added.dtype)
-
-    def _carried(self, residual: Tensor, normed: Tensor) -> tuple[Tensor, ...]:
-        return (residual, normed) if self.plan.is_parallel else (residual,)
 
     def _scaled(self, added: Tensor) -> Tensor:
         scale = self.plan.residual_scale
@@ -205,8 +218,8 @@ class LeanLayer(AnyLayer):
     def attend(
         self, hidden: Tensor, residual: Tensor, angles: Sequence[Angles], attend: Attend
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        normed, residual = self.input_norm.add(hidden, residual)
-        query_key, value, gate = self._heads(self.qkv_proj(normed))
+        rows, carried = self.enter(hidden, residual)
+        query_key, value, gate = self._heads(rows)
         value = self.value_norm(value)
         rotation = self.attention.rotation
         own_angles = None if rotation is None else angles[rotation.source]
@@ -216,7 +229,7 @@ class LeanLayer(AnyLayer):
         else:
             query_key = self.head_norm(query_key)
         output = attend(query_key, value, own_angles, is_interleaved).flatten(1)
-        return (output if gate is None else output * gate.sigmoid()), self._carried(residual, normed)
+        return (output if gate is None else output * gate.sigmoid()), carried
 
     def _heads(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return queries and keys ``[T, H + KVH, D]``, values ``[T, KVH, D]``, and the gate ``[T, H * D]`` if there is

@@ -50,8 +50,8 @@ class MixingLayer(AnyLayer):
     def attend(
         self, hidden: Tensor, residual: Tensor, angles: Sequence[Angles], attend: Attend
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        normed, residual = self.input_norm.add(hidden, residual)
-        return attend(self.rows_proj(normed)), self._carried(residual, normed)
+        rows, carried = self.enter(hidden, residual)
+        return attend(rows), carried
 
 
 _TENSORS = ("taps", "taps_bias", "decay", "step_bias", "skip", "norm", "order")

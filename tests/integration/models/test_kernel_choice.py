@@ -1,0 +1,140 @@
+"""Kernels that are chosen at load give the logits of the layers' own operations, and are used for few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import structlog
+import torch
+from torch import Tensor
+
+from penstock.kernels.normed_linear import normed_linear
+from penstock.worker.models.checks.chosen import GraphClock, choose_entries, choose_kernels
+from penstock.worker.models.forward import ForwardSettings
+from penstock.worker.models.lean.forward import LeanForward
+
+from .graphs.harness import SHORT, assert_equal, lean_forward, steps
+from .lean_models import SETTINGS, make_model
+
+pytestmark = [
+    pytest.mark.usefixtures("interpreted_kernels"),
+    # The interpreter's numpy warns of divisions by infinity, which the kernel intends for closed gates.
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
+]
+
+CPU = torch.device("cpu")
+
+
+class Product:
+    """The kernel in Triton, which counts the rows of its calls."""
+
+    def __init__(self) -> None:
+        self.num_rows: list[int] = []
+
+    def __call__(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        self.num_rows.append(len(arguments[0]))
+        return normed_linear(*arguments, **options, backend="triton")
+
+
+def clock_of(*times: float) -> Callable[[Callable[[], object]], float]:
+    """Return a clock with these times, in the order in which calls are timed, and 1 from then on."""
+    following: Iterator[float] = iter(times)
+    return lambda call: next(following, 1.0)
+
+
+def choose(forward: LeanForward, times: tuple[float, ...], product: Any) -> list[dict[str, Any]]:
+    with structlog.testing.capture_logs() as events:
+        choose_entries(forward.network, clock_of(*times), product)
+    return [dict(event) for event in events if event["event"] == "kernels_chosen"]
+
+
+def logits_of(forward: LeanForward) -> list[Tensor]:
+    forward.allocate(60, 4, 3, CPU)
+    return [forward.run(step) for step in steps(CPU, SHORT)]
+
+
+# Separate and fused, for each number of rows and each part.
+FASTER = (2.0, 1.0) * 6
+
+
+# A norm's weight plus one and a gate of GELU; biases; a scale of what is added.
+@pytest.mark.parametrize("variant", ["gemma", "qwen2", "granite"])
+@torch.inference_mode()
+def test_logits_are_those_of_separate_operations(variant: str) -> None:
+    plain, forward = (lean_forward(variant, CPU, num_hidden_layers=2) for _ in range(2))
+    product = Product()
+    heads, gates = choose(forward, FASTER, product)
+    assert [(event["part"], event["fused_rows"], event["refused"]) for event in (heads, gates)] == [
+        ("enter", 16, ""),
+        ("feed", 16, ""),
+    ]
+    product.num_rows.clear()
+    assert_equal(logits_of(forward), logits_of(plain))
+    assert product.num_rows
+
+
+@torch.inference_mode()
+def test_it_serves_up_to_the_rows_to_which_it_is_faster() -> None:
+    forward, product = lean_forward("llama", CPU, num_hidden_layers=1), Product()
+    # Of one row and of four faster, of 16 slower; the gate is slower for one row, so for more it is not asked.
+    heads, gates = choose(forward, (2, 1, 2, 1, 1, 2, 1, 2, 2, 1, 2, 1), product)
+    assert (heads["fused_rows"], gates["fused_rows"]) == (4, 0)
+    assert heads["us"] == {
+        1: {"separate": 2, "fused": 1},
+        4: {"separate": 2, "fused": 1},
+        16: {"separate": 1, "fused": 2},
+    }
+    product.num_rows.clear()
+    layer: Any = forward.network.layers[0]
+    for num_rows in (4, 5):
+        layer.enter(torch.ones(num_rows, 96), torch.ones(num_rows, 96))
+        layer.feed(torch.ones(num_rows, 96), torch.ones(num_rows, 96))
+    assert product.num_rows == [4]
+
+
+@torch.inference_mode()
+def test_a_wrong_or_missing_kernel_is_not_used() -> None:
+    forward = lean_forward("llama", CPU, num_hidden_layers=1)
+
+    def wrong(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        rows, sums = normed_linear(*arguments, **options)
+        return rows * 1.1, sums
+
+    def missing(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        raise ImportError("no Triton")
+
+    for product, reason in ((wrong, "its results differ by 0.1"), (missing, "ImportError: no Triton")):
+        assert [(event["fused_rows"], event["refused"]) for event in choose(forward, FASTER, product)] == [
+            (0, reason)
+        ] * 2
+    layer: Any = forward.network.layers[0]
+    assert (layer.enter, layer.feed) == (layer.add_and_project, layer.add_and_feed)
+
+
+@pytest.mark.parametrize("variant", ["cohere", "olmo", "starcoder2"])
+def test_layers_of_another_form_stay_as_they_are(variant: str) -> None:
+    """Both parts read one input; a norm without weight that is centred; one with a bias."""
+    assert choose(lean_forward(variant, CPU), FASTER, Product()) == []
+
+
+def test_deterministic_engines_and_cpus_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.worker.models.checks.chosen.choose_entries", lambda *_: pytest.fail("chose"))
+    module = make_model("llama", torch.float32)
+    for settings in (SETTINGS, ForwardSettings(64, is_batch_invariant=True)):
+        for is_fixed in (False, True):
+            choose_kernels(LeanForward(module, settings), is_fixed=is_fixed)
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_a_gpu_chooses_by_its_own_clock() -> None:
+    device = torch.device("cuda")
+    forward, plain = (lean_forward("qwen2", device) for _ in range(2))
+    with structlog.testing.capture_logs() as events:
+        choose_entries(forward.network, GraphClock(device))
+    assert [event["refused"] for event in events if event["event"] == "kernels_chosen"] == ["", ""]
+    for each in (forward, plain):
+        each.allocate(60, 4, 3, device)
+    assert_equal(*([each.run(step) for step in steps(device, SHORT)] for each in (forward, plain)))

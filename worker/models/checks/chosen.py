@@ -1,0 +1,124 @@
+"""Kernels of the lean path that are chosen when a model is loaded, by their results and their times on its weights.
+
+Each way computes the entries of all layers, one after the other, as a step does. So weights come from memory and not
+from a cache of the device, and every layer's results are compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor
+
+from ....kernels.normed_linear import MAX_ROWS, normed_linear
+from ..forward import Forward
+from ..lean.captured import CudaGraphRecorder
+from ..lean.forward import LeanForward
+from ..lean.layers.decoder import LeanDecoder
+from ..lean.layers.few_rows import Product, make_enter, make_feed
+from .choice import Choice, MeasureUs, choose
+
+log = structlog.get_logger(__name__)
+
+# Numbers of rows for which ways are compared, ascending.
+_NUM_ROWS = (1, 4, MAX_ROWS)
+_NUM_TIMES = 5
+_PLAIN, _FUSED = "separate", "fused"
+# A layer's entry: of the addition to the stream and the stream, tensors of which the last is the new stream.
+_Entry = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+
+
+def choose_kernels(forward: Forward, *, is_fixed: bool) -> None:
+    """Let the layers of ``forward`` compute few rows by the faster kernels, on a GPU.
+
+    Args:
+        is_fixed: make no choice, since another start may choose differently, or since layers have adapters.
+    """
+    if is_fixed or not isinstance(forward, LeanForward) or forward.groups is not None or forward.is_batch_invariant:
+        return
+    device = forward.network.embed_tokens.weight.device
+    if device.type == "cuda":
+        choose_entries(forward.network, GraphClock(device))
+
+
+@torch.inference_mode()
+def choose_entries(network: LeanDecoder, measure_us: MeasureUs, product: Product = normed_linear) -> None:
+    """Replace the entries of the layers' parts by ``product`` up to the number of rows to which it is faster."""
+    layers: list[Any] = list(network.layers)
+    for part, plain_name, make in (("enter", "add_and_project", make_enter), ("feed", "add_and_feed", make_feed)):
+        suitable = [layer for layer in layers if make(layer, MAX_ROWS, product) is not None]
+        if not suitable:
+            continue
+        plain = [getattr(layer, plain_name) for layer in suitable]
+        fused: Any = [make(layer, MAX_ROWS, product) for layer in suitable]
+        choices = [_choose(network, plain, fused, num_rows, measure_us) for num_rows in _NUM_ROWS]
+        max_rows = _largest_fused(choices)
+        for layer in suitable:
+            setattr(layer, part, make(layer, max_rows, product) if max_rows else getattr(layer, plain_name))
+        log.info(
+            "kernels_chosen",
+            part=part,
+            layers=len(suitable),
+            fused_rows=max_rows,
+            us=dict(
+                zip(_NUM_ROWS, [{name: round(us) for name, us in each.us.items()} for each in choices], strict=True)
+            ),
+            refused="; ".join(dict.fromkeys(reason for each in choices for reason in each.refused.values())),
+        )
+
+
+def _choose(
+    network: LeanDecoder,
+    plain: Sequence[_Entry],
+    fused: Sequence[_Entry],
+    num_rows: int,
+    measure_us: MeasureUs,
+) -> Choice:
+    weight = network.embed_tokens.weight
+    generator = torch.Generator().manual_seed(num_rows)
+    rows = torch.randn(2, num_rows, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
+    ways = {_PLAIN: partial(_run_entries, plain, *rows), _FUSED: partial(_run_entries, fused, *rows)}
+    return choose(_PLAIN, ways, measure_us)
+
+
+def _run_entries(entries: Sequence[_Entry], hidden: Tensor, residual: Tensor) -> list[Tensor]:
+    """Return the results of all layers on the same rows; either argument may be overwritten by a layer."""
+    results: list[Tensor] = []
+    for entry in entries:
+        rows, stream = entry(hidden.clone(), residual.clone())
+        results += [rows, *(stream if isinstance(stream, tuple) else (stream,))]
+    return results
+
+
+def _largest_fused(choices: Sequence[Choice]) -> int:
+    """Return the number of rows up to which the fused way was always chosen."""
+    largest = 0
+    for num_rows, choice in zip(_NUM_ROWS, choices, strict=True):
+        if choice.name != _FUSED:
+            break
+        largest = num_rows
+    return largest
+
+
+class GraphClock:
+    """Measures calls on a GPU as the engine's graphs run them: without the host's time for launches."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __call__(self, call: Callable[[], object]) -> float:
+        """Return the median microseconds of ``call``."""
+        replay = CudaGraphRecorder(self._device)(call)
+        replay()  # the first replay also uploads the graph
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_NUM_TIMES)]
+        for start, end in events:
+            start.record()
+            replay()
+            end.record()
+        torch.cuda.synchronize(self._device)
+        return statistics.median(1e3 * start.elapsed_time(end) for start, end in events)
