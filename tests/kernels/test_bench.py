@@ -16,6 +16,7 @@ from penstock.kernels import native
 from penstock.ops.lab.kernels import __main__ as command
 from penstock.ops.lab.kernels.__main__ import find_kernels, main
 from penstock.ops.lab.kernels.cases import Case, Setting
+from penstock.ops.lab.kernels.cases import paged_attention as paged_attention_cases
 from penstock.ops.lab.kernels.cases import rms_norm as rms_norm_cases
 from penstock.ops.lab.kernels.report import as_text
 from penstock.ops.lab.kernels.roofline import Roofline
@@ -55,6 +56,15 @@ def case(**changes: object) -> Case:
     inputs = torch.arange(6.0).reshape(2, 3)
     plain: dict[str, object] = {"shape": "T=2", "dtype": inputs.dtype, "inputs": (inputs,), "num_bytes": 48}
     return Case(**(plain | {"run": doubled, "truth": doubled} | changes))  # pyright: ignore[reportArgumentType]
+
+
+def test_prompts_are_compared_with_the_libraries_of_torch() -> None:
+    cases = paged_attention_cases.cases(Setting(CPU, is_quick=True))
+    prompt = next(each for each in cases if each.shape.startswith("prefill"))
+    row = measure_case("paged_attention", prompt, CPU, BUDGET_S)
+    assert row.rivals_us is not None
+    assert row.rivals_us.keys() == {"SDPA", "flash from blocks"}
+    assert all(row.rivals_us.values())
 
 
 def test_a_right_result_has_times() -> None:

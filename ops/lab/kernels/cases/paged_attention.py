@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .....kernels.paged_attention import PagedBatch, paged_attention, reference
 from .....kernels.paged_attention.batch import Variant
@@ -82,7 +84,7 @@ class _Rows:
                 is_batch_invariant=is_batch_invariant,
             ),
             truth=self._truth,
-            rivals={"SDPA": self._contiguous()} if self.key_cache.dtype == self.query.dtype else {},
+            rivals=self._rivals(is_prompt=query_len == context > 1),
             num_bytes=2 * self.query.nbytes + self.key_cache.nbytes + self.value_cache.nbytes,
             num_flop=4 * num_pairs * num_heads * _D,
         )
@@ -100,6 +102,23 @@ class _Rows:
                     reference.paged_attention(chunk, self.key_cache, self.value_cache, batch, Variant(_SCALE))
                 )
         return torch.cat(results)
+
+    def _rivals(self, *, is_prompt: bool) -> dict[str, Callable[[Tensor], Tensor]]:
+        """Return torch's attention; for prompts also what an engine would call: by each library, out of the blocks."""
+        if self.key_cache.dtype != self.query.dtype:
+            return {}
+        libraries = {"flash": SDPBackend.FLASH_ATTENTION}
+        if self.query.device.type == "cuda":
+            libraries["cuDNN"] = SDPBackend.CUDNN_ATTENTION
+        from_blocks = {
+            f"{name} from blocks": partial(self._from_blocks, library) for name, library in libraries.items()
+        }
+        return {"SDPA": self._contiguous(), **(from_blocks if is_prompt else {})}
+
+    def _from_blocks(self, library: SDPBackend, query: Tensor) -> Tensor:
+        """Attend by ``library``, with the copies of keys and values that it needs."""
+        with sdpa_kernel(library):
+            return self._contiguous()(query)
 
     def _contiguous(self) -> _Contiguous:
         size, num_blocks = self.batch.block_table.shape
