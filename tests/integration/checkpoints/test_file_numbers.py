@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from penstock.worker.models.gguf.sizes import NUMBER_BITS
 from penstock.worker.models.gguf.tensors import read_gguf
 from penstock.worker.models.lean.native import NativeForward, weights_of
 from penstock.worker.models.loaded import LoadedModel
+from penstock.worker.models.loading.calibration import run_prompts
 from penstock.worker.models.loading.loader import load_model, load_weights
 from penstock.worker.models.loading.preparing import prepared_tolerance
 from penstock.worker.models.loading.stored import load_stored
@@ -214,14 +216,21 @@ def test_an_encoder_computes_with_the_numbers_of_its_file(model_type: str, kind:
 
 
 def test_an_encoder_that_rounding_changes_says_so(tmp_path: Path) -> None:
-    """Large random weights make attention so sharp that rounding moves it. In half their size they do not."""
+    """Large random weights make attention so sharp that rounding moves it. In a third of their size they do not.
+
+    In Q8_0 they bear bfloat16, but not inputs in bytes.
+    """
     drawn = converted_model("nomic_bert")
-    sharp = write_converted(tmp_path / "sharp.gguf", drawn, "nomic_bert", "Q4_1")
-    with pytest.raises(
-        ModelLoadError, match=r"rounding to bfloat16 moves its hidden states by .*; use --dtype float32"
-    ):
-        load(sharp)
-    assert load(sharp, "float32").quantization is None
+    rounds = r"rounding to bfloat16 moves its hidden states by .*; use --dtype float32"
+    in_bytes = (
+        r"with its file's numbers and inputs in bytes: hidden states .* differ by .* from the model's own, "
+        r"and rounding to bfloat16 alone moves them by .*; use --dtype float32"
+    )
+    for kind, message in (("Q4_1", rounds), ("Q8_0", in_bytes)):
+        sharp = write_converted(tmp_path / f"{kind}.gguf", drawn, "nomic_bert", kind)
+        with pytest.raises(ModelLoadError, match=message):
+            load(sharp)
+        assert load(sharp, "float32").quantization is None
     with torch.no_grad():
         for name, weight in drawn.named_parameters():
             if weight.dim() > 1 and ".layers." in f".{name}":
@@ -263,6 +272,20 @@ def test_experts_compute_with_the_numbers_of_their_file(
         torch.testing.assert_close(layer.weight, plain.weight, rtol=2**-7, atol=1e-3)
 
 
+# KL divergence from the widened model, as a share of that from a uniform distribution. These have up to 0.08, as inputs
+# in bytes send tokens to other experts, and predictions for other tokens have 2.
+MIXTURE_KL = 0.2
+# Of each the prediction of 24 tokens counts.
+MIXTURE_PROMPTS = [[3 + (7919 * (1 + place) + 31 * number) % 120 for place in range(24)] for number in range(4)]
+
+
+def assert_predicts_alike(model: LoadedModel, widened: LoadedModel) -> None:
+    """The most probable tokens of random weights differ by chance, so probabilities are compared."""
+    actual, expected = (run_prompts(one.forward, MIXTURE_PROMPTS).float().log_softmax(-1) for one in (model, widened))
+    from_uniform = math.log(expected.shape[-1]) + (expected.exp() * expected).sum(-1).mean()
+    assert 0 <= (expected.exp() * (expected - actual)).sum(-1).mean() < MIXTURE_KL * from_uniform
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "MXFP4"])
 @pytest.mark.parametrize("model_type", ["gpt_oss", "gemma4_text mixture", "granitemoe", "minimax_m2"])
 def test_experts_in_one_stack_compute_with_the_numbers_of_their_file(
@@ -290,6 +313,7 @@ def test_experts_in_one_stack_compute_with_the_numbers_of_their_file(
             assert isinstance(same, OwnPackedLinear)
             assert torch.equal(same.packed_weight.packed, layer.packed_weight.packed)
         torch.testing.assert_close(layer.weight, plain.weight, rtol=2**-7, atol=1e-3)
+    assert_predicts_alike(model, widened)
 
 
 @pytest.mark.parametrize("ties", [True, False])

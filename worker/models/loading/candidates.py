@@ -101,7 +101,7 @@ def choose_forward(
     settings: ForwardSettings,
     prepare: Callable[[Forward], Forward] = lambda forward: forward,
     prepared_tolerance: Callable[[nn.Module], float | None] = lambda network: None,
-    prepared_with: str = "packed layers",
+    prepared_with: Callable[[nn.Module], str] = lambda network: "packed layers",
     *,
     reference: ReferenceRun | None = None,
     modes: Collection[str] = MODES,
@@ -117,7 +117,7 @@ def choose_forward(
         prepare: converts the chosen forward to a faster one. The choice is made before, because with the arithmetic of
             the model's own layers rounding hides fewer errors. The converted forward must conform, too.
         prepared_tolerance: returns its tolerance, given its network; None for that of the dtype.
-        prepared_with: its properties, for messages.
+        prepared_with: returns its properties, given its network, for messages.
         reference: results of the model itself; None to compute them by ``module``.
         modes: those that may be tried.
         is_whole: ``module`` computes the whole model; False for a part of it, which cannot compute a reference.
@@ -140,7 +140,8 @@ def choose_forward(
     try:
         references.compare_with(forward, prepared_tolerance(forward.network))
     except Exception as error:  # any exception of the architecture's own code
-        raise ModelLoadError(f"{architecture} cannot be served with {prepared_with}: {_sentence(error)}") from error
+        form = prepared_with(forward.network)
+        raise ModelLoadError(f"{architecture} cannot be served with {form}: {_sentence(error)}") from error
     return forward, references
 
 

@@ -218,7 +218,7 @@ def _encoder_forward(
     tolerance = prepared_tolerance(config, module)
     if plan is not None:
         forward = compile_encoder(forward, plan, reference, tolerance, architecture)
-    reference.check(forward, tolerance, f"{architecture} with {describe_preparation(config)}")
+    reference.check(forward, tolerance, f"{architecture} with {describe_preparation(config, module)}")
     return forward
 
 
@@ -256,7 +256,7 @@ def _choose_forward(
             text=text,
         ),
         partial(prepared_tolerance, config),
-        describe_preparation(config),
+        partial(describe_preparation, config),
         **({"reference": read.reference, "modes": read.modes, "is_whole": read.is_whole} if read else {}),
     )
 

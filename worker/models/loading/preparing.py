@@ -135,10 +135,13 @@ def weight_format(config: EngineConfig, folder: Path, network: nn.Module) -> str
     return config.quantization or (declared.method if declared and has_file_numbers(network) else None)
 
 
-def describe_preparation(config: EngineConfig) -> str:
-    """Return the properties of the prepared model, for messages."""
+def describe_preparation(config: EngineConfig, network: nn.Module) -> str:
+    """Return the properties of the prepared model, whose layers are in ``network``, for messages."""
     parts = [f"a KV cache of {config.eight_bit_cache}"] if config.eight_bit_cache else []
-    parts.append(f"linear layers in {config.quantization}" if config.quantization else "packed layers")
+    if config.quantization:
+        parts.append(f"linear layers in {config.quantization}")
+    else:
+        parts.append("its file's numbers and inputs in bytes" if has_file_numbers(network) else "packed layers")
     return " and ".join(parts)
 
 

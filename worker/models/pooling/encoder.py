@@ -254,9 +254,11 @@ class EncoderReference:
         """Raise ``ModelLoadError`` if they differ by more than rounding."""
         error = self.error_of(forward)
         if error > self.limit(tolerance):
-            remedy = f", and by {self.rounding:.1%} by rounding alone; use --dtype float32" if self.rounding else ""
+            dtype = str(self.dtype).removeprefix("torch.")
+            remedy = f", and rounding to {dtype} alone moves them by {self.rounding:.1%}; use --dtype float32"
             raise ModelLoadError(
-                f"{subject}: hidden states differ by {error:.1%} when texts are computed together{remedy}"
+                f"{subject}: hidden states of texts that are computed together differ by {error:.1%} from the model's "
+                f"own{remedy if self.rounding else ''}"
             )
 
 
