@@ -181,18 +181,25 @@ inline WordPart load_part(const void* from, int part) {
   return words;
 }
 
+// Addresses of memory that is read soon, one for each vector; those of successive groups are `stride` bytes apart.
+template <int V>
+struct Ahead {
+  const char* starts[V];
+  int64_t stride;
+};
+
 // Adds the products of num_groups groups of row m with the vectors at columns[v], which are group_stride bytes apart,
-// to sums[m][v].
+// to sums[m][v]. Each group prefetches its addresses of `ahead`.
 template <int M, int V, typename Sum, typename T>
 inline __attribute__((always_inline)) void accumulate(Sum (&sums)[M][V], const T* rows, int64_t row_stride,
                                                       const char* const (&columns)[V], int64_t group_stride,
-                                                      int64_t num_groups) {
+                                                      int64_t num_groups, const Ahead<V>& ahead) {
   PartialSums<Sum, M, V> partial(sums);
   for (int64_t group = 0; group < num_groups; ++group) {
     WordPart words[V][PARTS];
     for (int v = 0; v < V; ++v) {
       for (int p = 0; p < PARTS; ++p) words[v][p] = load_part(columns[v] + group * group_stride, p);
-      __builtin_prefetch(columns[v] + (group + PREFETCHED_GROUPS) * group_stride);
+      __builtin_prefetch(ahead.starts[v] + group * ahead.stride);
     }
     for (int m = 0; m < M; ++m) {
       const T* at = rows + m * row_stride + group * GROUP<T>;
@@ -214,7 +221,14 @@ inline void store(T* out, Floats values, int64_t num) {
     return;
   }
 #endif
-  for (int64_t i = 0; i < (num < LANES ? num : LANES); ++i) out[i] = from_float<T>(values[i]);
+  if (num >= LANES) {
+    float floats[LANES];
+    std::memcpy(floats, &values, sizeof(floats));
+#pragma omp simd
+    for (int i = 0; i < LANES; ++i) out[i] = from_float<T>(floats[i]);
+  } else {
+    for (int64_t i = 0; i < num; ++i) out[i] = from_float<T>(values[i]);
+  }
 }
 
 // Writes 32 floats, rounded to bfloat16.

@@ -8,21 +8,21 @@
 constexpr float LOWEST_EXPONENT = -87.0f;
 
 // exp as in fast_exp, and 0 below the lowest exponent; x is at most 0, up to rounding.
-inline Floats exp_or_zero(Floats x) {
+inline FloatPart exp_or_zero(FloatPart x) {
   // Adding this constant rounds to the nearest integer.
   constexpr float ROUNDER = 12582912.0f;
-  const Floats t = x * splat(1.44269504088896341f);
-  const Floats n = (t + splat(ROUNDER)) - splat(ROUNDER);
-  const Floats f = t - n;
-  Floats p = splat(1.54035303933816e-4f);
-  p = p * f + splat(1.33335581464284e-3f);
-  p = p * f + splat(9.61812910762848e-3f);
-  p = p * f + splat(5.55041086648216e-2f);
-  p = p * f + splat(2.40226506959101e-1f);
-  p = p * f + splat(6.93147180559945e-1f);
-  p = p * f + splat(1.0f);
-  const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
-  return (Floats)((Ints)(p * (Floats)power) & ~(x < splat(LOWEST_EXPONENT)));
+  const FloatPart t = x * 1.44269504088896341f;
+  const FloatPart n = (t + ROUNDER) - ROUNDER;
+  const FloatPart f = t - n;
+  FloatPart p = 1.54035303933816e-4f - FloatPart{};
+  p = p * f + 1.33335581464284e-3f;
+  p = p * f + 9.61812910762848e-3f;
+  p = p * f + 5.55041086648216e-2f;
+  p = p * f + 2.40226506959101e-1f;
+  p = p * f + 6.93147180559945e-1f;
+  p = p * f + 1.0f;
+  const IntPart power = (__builtin_convertvector(n, IntPart) + 127) << 23;
+  return (FloatPart)((IntPart)(p * (FloatPart)power) & ~(x < LOWEST_EXPONENT));
 }
 
 // Scales, then caps scores begin .. end; the result must not be scaled again.
@@ -38,22 +38,32 @@ template <typename T>
 float softmax_weights(float* scores, T* weights, int64_t begin, int64_t end, int64_t width, float scale, float sink) {
   std::fill(scores, scores + begin, -INFINITY);
   std::fill(scores + end, scores + width, -INFINITY);
-  const Floats factor = splat(scale);
-  Floats lane_maxima = splat(-INFINITY);
+  // In parts, because the compiler compares larger vectors one number at a time.
+  FloatPart lane_maxima[PARTS];
+  for (FloatPart& maxima : lane_maxima) maxima = -INFINITY - FloatPart{};
   for (int64_t i = 0; i < width; i += LANES) {
-    const Floats scaled = (Floats)load_words(scores + i) * factor;
-    lane_maxima = scaled > lane_maxima ? scaled : lane_maxima;
+    for (int p = 0; p < PARTS; ++p) {
+      const FloatPart scaled = (FloatPart)load_part(scores + i, p) * scale;
+      lane_maxima[p] = scaled > lane_maxima[p] ? scaled : lane_maxima[p];
+    }
   }
-  float maximum = sink;
-  for (int lane = 0; lane < LANES; ++lane) maximum = std::max(maximum, lane_maxima[lane]);
+  float lanes[LANES], maximum = sink;
+  std::memcpy(lanes, lane_maxima, sizeof(lanes));
+  for (const float lane : lanes) maximum = std::max(maximum, lane);
   // One sum per lane, so that the order of additions does not depend on the masked positions.
-  Floats totals = {};
+  FloatPart totals[PARTS] = {};
   for (int64_t i = 0; i < width; i += LANES) {
-    const Floats exponentials = exp_or_zero((Floats)load_words(scores + i) * factor - splat(maximum));
-    totals += exponentials;
-    store(weights + i, exponentials, LANES);
+    FloatPart exponentials[PARTS];
+    for (int p = 0; p < PARTS; ++p) {
+      exponentials[p] = exp_or_zero((FloatPart)load_part(scores + i, p) * scale - maximum);
+      totals[p] += exponentials[p];
+    }
+    Floats all;
+    std::memcpy(&all, exponentials, sizeof(all));
+    store(weights + i, all, LANES);
   }
+  std::memcpy(lanes, totals, sizeof(lanes));
   float total = std::exp(sink - maximum);
-  for (int lane = 0; lane < LANES; ++lane) total += totals[lane];
+  for (const float lane : lanes) total += lane;
   return total;
 }

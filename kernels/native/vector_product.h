@@ -21,7 +21,9 @@ struct PlainColumns {
 
   template <int M, typename Sum>
   inline __attribute__((always_inline)) void add_products(Sum (&sums)[M][V], const In* rows, int64_t row_stride) const {
-    accumulate<M, V>(sums, rows, row_stride, starts, PANEL_ROW_BYTES, num_groups);
+    Ahead<V> ahead{{}, PANEL_ROW_BYTES};
+    for (int v = 0; v < V; ++v) ahead.starts[v] = starts[v] + PREFETCHED_GROUPS * PANEL_ROW_BYTES;
+    accumulate<M, V>(sums, rows, row_stride, starts, PANEL_ROW_BYTES, num_groups, ahead);
   }
 };
 
