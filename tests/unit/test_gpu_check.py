@@ -17,7 +17,13 @@ from penstock.ops.lab.gpu_check.__main__ import _parts_by_worth, main, plan_line
 from penstock.ops.lab.gpu_check.choice import parts_within
 from penstock.ops.lab.gpu_check.correctness import check_engine
 from penstock.ops.lab.gpu_check.engine import PartFailedError, kernels_chosen, measure_variant
-from penstock.ops.lab.gpu_check.figures import decode_figures, prefill_figures, serving_figures, sleep_figures
+from penstock.ops.lab.gpu_check.figures import (
+    decode_figures,
+    prefill_figures,
+    serving_figures,
+    sleep_figures,
+    standby_figures,
+)
 from penstock.ops.lab.gpu_check.goals import Goal, add_shares, find_goals
 from penstock.ops.lab.gpu_check.kernel_times import time_kernels
 from penstock.ops.lab.gpu_check.plan import full_plan, quick_plan
@@ -305,6 +311,7 @@ def test_goals_are_met_missed_or_not_measured() -> None:
         "qwen06, decode at batch 64: share of bandwidth": "not measured",
         "qwen06, prefill: share of the matmul rate": "not met",
         "qwen06, batch 64: share of time in which the device idles": "not measured",
+        "qwen06, seconds from a kill to the next token with a standby": "not measured",
         "qwen06, mixed: tokens/s over transformers continuous": "not met",
     }
     assert goals["qwen06, decode at batch 1: share of bandwidth"].value == pytest.approx(0.85)
@@ -349,6 +356,21 @@ def test_checks_that_need_more_gpus_are_skipped_by_name(tmp_path: Path, capsys: 
     quick = _parts_by_worth(quick_plan("cpu"), (), num_gpus=0)["engine tiny tensor parallel 2"]
     whole = _parts_by_worth(full_plan("cuda"), (), num_gpus=2)[name]
     assert quick.func is whole.func is measure_variant  # type: ignore[attr-defined]
+
+
+def test_the_goal_of_a_standby_is_met_by_the_slowest_of_all_requests() -> None:
+    def part(*seconds: float) -> dict[str, Any]:
+        measured = {"seconds": seconds, "standby_bytes": 3 << 30, "ready_s": 20.0}
+        return {"error": None, "seconds": 1.0, **standby_figures(measured)}
+
+    def state(standby: dict[str, Any]) -> str:
+        goals = find_goals({"standby big": standby}, (), ("big",))
+        return next(goal.state for goal in goals if "kill" in goal.what)
+
+    good = part(0.3, 0.9, 0.2)
+    assert (state(good), state(part(0.1, 1.1)), state({})) == ("met", "not met", "not measured")
+    told = "  kill to next token p50 0.300 s, greatest of 3 0.900 s; the standby takes 3.00 GiB"
+    assert list(lines_of("standby big", good))[1:] == [told]
 
 
 def test_goals_of_sleep_are_met_by_fast_wakes_that_leave_no_memory() -> None:

@@ -188,6 +188,7 @@ class PlaceOptions(OptionGroup):
 
     Args:
         num_engines_on_host: number of engines that share the host's memory and cores.
+        defers_cache: the KV cache is allocated when it is first woken up, because another process has one until then.
     """
 
     device: Annotated[str, Option("cpu, or cuda: one visible GPU per rank", Choice("cpu", "cuda"), group=PLACE)] = "cpu"
@@ -196,3 +197,4 @@ class PlaceOptions(OptionGroup):
         Option("threads of each CPU engine; 0 chooses", Integer(0, 1024, "0 chooses"), name="threads", group=PLACE),
     ] = 0
     num_engines_on_host: Annotated[int, Integer(1, MAX_ENGINES_ON_HOST)] = 1
+    defers_cache: bool = False

@@ -154,8 +154,8 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
     standby: Annotated[
         bool,
         Option(
-            "on the CPU, keep a second process of each engine ready, which shares the weights: after a death it serves "
-            "within 0.1 s",
+            "keep a second process of each engine ready to serve after a death; on the CPU both share the weights, a "
+            "GPU holds them twice",
             Switch(),
             group=PROCESS,
         ),
@@ -185,18 +185,22 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
 
 
 def _check_standby(engine: EngineConfig) -> None:
-    """Refuse an engine whose weights cannot be shared by forking.
+    """Refuse an engine that cannot have a second process.
 
     Raises:
         ConfigurationError: names the option that does not fit.
     """
     reasons = {
         f"engine is {engine.engine!r}": engine.engine != "penstock",
-        f"the device is {engine.device!r}": engine.device != "cpu",
         f"the engine has {engine.num_ranks} ranks": engine.num_ranks > 1,
         "the engine is a rank of a data-parallel group": engine.is_grouped,
     }
     for reason in (reason for reason, is_so in reasons.items() if is_so):
         raise ConfigurationError(
-            f"standby shares the weights of an engine of one rank on the CPU, but {reason}; leave --standby out"
+            f"standby is a second process of an engine of one rank, but {reason}; leave --standby out"
+        )
+    if engine.device == "cuda" and engine.kv_cache_memory is None:
+        raise ConfigurationError(
+            "standby on a GPU needs kv_cache_memory: the KV cache that one process has after the other, beside two "
+            "copies of the weights"
         )

@@ -65,6 +65,8 @@ from .structured.admission import GrammarAdmission
 from .structured.loader import load_backend
 
 _VERSIONS = ("torch", "transformers")
+# Of a cache for the warm-up alone, which uses a block of each group of layers.
+_WARM_UP_BLOCKS = 64
 
 log = structlog.get_logger(__name__)
 
@@ -141,7 +143,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     runner = layout.make_runner(model, _make_batch(config, size), slots)
     allocate_cache = partial(allocate_caches, config, model, size, model.device)
     with progress.compiling():
-        allocate_cache()
+        allocate_caches(config, model, size.limited(_WARM_UP_BLOCKS) if config.defers_cache else size, model.device)
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
         drafting = _make_drafting(config, runner, size.max_model_len)
     flights = layout.make_flights(model, runner)

@@ -4,9 +4,8 @@ A forked process shares the memory of its parent until one of them writes to it,
 that serves and the core on standby use the same pages, in the huge pages that the model was loaded into, and neither
 loads anything. The keeper outlives both, so the next standby shares the pages, too.
 
-CUDA does not survive a fork. On a GPU a keeper would export the device memory of the weights instead of forking, and
-``inherited_model`` would open it: the tensors of a network without content would get that memory, as in
-``PackedWeights.give_weights``. No caller would change.
+CUDA does not survive a fork, so on a GPU there is no keeper, and a standby loads the weights itself. How they could be
+shared is in ops/lab/notes/processes.md.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import structlog
 
 from ...kernels import native
@@ -36,7 +36,9 @@ log = structlog.get_logger(__name__)
 
 def inherited_model(config: EngineConfig) -> LoadedModel | None:
     """Return the model that the parent of this process has loaded; None if there is none of these options."""
-    return _inherited[1] if _inherited is not None and _inherited[0] == config else None
+    if _inherited is None or _inherited[0] != msgspec.structs.replace(config, defers_cache=False):
+        return None
+    return _inherited[1]
 
 
 def keep_weights(config: EngineConfig) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from ...shared.errors import ConfigurationError
-from .memory import device_name
+from ..processes.gpu import device_name
 from .plan import SharedPlan
 
 log = structlog.get_logger()

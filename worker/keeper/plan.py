@@ -173,7 +173,7 @@ def _check_alone(settings: Settings, host: HostOptions) -> None:
 
 def _check_process(process: dict[str, Any]) -> dict[str, Any]:
     if process["standby"]:
-        raise UsageError("--standby is for one model, whose weights it shares; leave it out")
+        raise UsageError("--standby is for one model; leave it out")
     return process
 
 

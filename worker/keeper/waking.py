@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from ...shared.errors import CacheTooSmallError, DeviceMemoryError, EngineCallError, PenstockError
 from ...shared.swap.budget import departures
 from ...shared.swap.views import DeviceView, ModelView, SleepLevel
+from ..processes.gpu import until_free
 from .kept_model import KeptModel
-from .memory import cache_bytes, until_free
+from .memory import cache_bytes
 
 log = structlog.get_logger()
 

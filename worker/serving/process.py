@@ -33,6 +33,7 @@ from ..config.worker_config import WorkerConfig
 from ..data_parallel.member import GroupMember, NoGroup
 from ..processes.host import waited_for_processor_s
 from ..text.tokenizer import TextCodec
+from .core.cache import allocate_cache
 from .core.client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
 from .core.process import ForkServer
 from .core.stall import StallWatch, until_hung
@@ -215,7 +216,21 @@ class WorkerProcess:
 
     async def _start_core(self) -> Ready:
         config = await self._group.enter()
+        if self._config.standby_number:
+            config = msgspec.structs.replace(config, defers_cache=True)
         return await self._core.start(config, self._config.visible_devices)
+
+    async def _allocate_cache(self) -> None:
+        """Let the core of a former standby allocate its KV cache.
+
+        Raises:
+            CoreLostError: the core has ended.
+            EngineCallError: the memory does not become free.
+        """
+        try:
+            await allocate_cache(self._core.call)
+        except EngineDeadError as error:
+            raise CoreLostError(await self._core.end()) from error
 
     async def _serve(self, ready: Ready, codec: TextCodec, signals: StopSignals) -> int:
         signals.is_serving = True
@@ -241,6 +256,8 @@ class WorkerProcess:
 
     async def _announce(self, ready: Ready, codec: TextCodec) -> None:
         """Publish that the engine serves from now on."""
+        if self._config.standby_number:
+            await self._allocate_cache()
         self._heartbeat.weights_version = ready.weights_version
         await self._register(ready, codec)
         self._heartbeat.core_pid = self._core.pid

@@ -1,5 +1,7 @@
 """The standby of an engine: a second worker process with a core, which has loaded the model and waits.
 
+On a CPU:
+
     keeper of the weights ──fork──▶ core that serves
               └─────────────fork──▶ core on standby
 
@@ -11,6 +13,11 @@ without a standby.
 An engine whose weights were replaced, or discarded to sleep, uses memory of its own. Then both processes are ended. A
 new keeper loads the new weights, or after a sleep the same again, if that much memory is free. The two copies become
 one when the standby takes over.
+
+On a GPU, whose memory does not survive a fork, the standby loads a copy of the weights. It starts if the device has
+room for it, and ends when the engine sleeps at any level.
+
+A standby has no KV cache: it allocates it when it takes over, when the memory of the dead process is free.
 """
 
 from __future__ import annotations
@@ -22,18 +29,22 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
 import psutil
 import structlog
 
+from ...shared.errors import PenstockError
 from ...shared.process.children import restart_delay_s
 from ...shared.values.shown import format_bytes
 from ..config.engine_config import EngineConfig
 from ..config.worker_config import WorkerConfig
 from ..processes.forking import FORK_VERSION, ForkedProcess, ForkKeeper, NotForkedError, fork_process
+from ..processes.gpu import free_device_bytes, until_free
 from ..processes.host import free_host_bytes
 from .engine_process import EngineProcess
 
@@ -43,6 +54,10 @@ START_DELAY_S = 0.5
 FORK_TIMEOUT_S = 120.0
 # The process that serves, the standby, and one that was killed but has not ended.
 _BACKLOG = 8
+# Of processes that inherit the supervisor's devices.
+_FIRST_DEVICE = "0"
+# Memory of a GPU that a process takes besides its tensors.
+_CONTEXT_BYTES = 1 << 30
 
 log = structlog.get_logger()
 
@@ -53,6 +68,11 @@ class Standby(Protocol):
     @property
     def waiting_process(self) -> EngineProcess | None:
         """The process on standby, if one runs."""
+        ...
+
+    @property
+    def deepest_sleep(self) -> int:
+        """Level to which the engine may sleep beside it. Deeper sleep frees memory that the standby holds, too."""
         ...
 
     async def prepare_start(self, config: WorkerConfig) -> WorkerConfig:
@@ -79,6 +99,7 @@ class NoStandby:
     """The ``Standby`` of an engine that starts a new process after each death."""
 
     waiting_process: EngineProcess | None = None
+    deepest_sleep: int = 2
 
     async def prepare_start(self, config: WorkerConfig) -> WorkerConfig:
         return config
@@ -93,11 +114,20 @@ class NoStandby:
         pass
 
 
-class SharedWeightsStandby:
-    """The ``Standby`` of an engine whose cores share the weights of a keeper."""
+class WaitingProcess:
+    """The ``Standby`` of an engine that has a second process.
 
-    def __init__(self) -> None:
-        self._keeper: _Keeper | None = None
+    Args:
+        make_source: returns where processes get the weights of a configuration from; None if there is no such source.
+        deepest_sleep: see ``Standby``.
+    """
+
+    def __init__(
+        self, make_source: Callable[[WorkerConfig], Awaitable[_WeightsSource | None]], deepest_sleep: int
+    ) -> None:
+        self._make_source = make_source
+        self.deepest_sleep = deepest_sleep
+        self._keeper: _WeightsSource | None = None
         self._process: EngineProcess | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._weights: _Weights | None = None
@@ -115,7 +145,7 @@ class SharedWeightsStandby:
             return config
         if self._keeper is None or not self._keeper.keeps(config):
             self.end_standby("the keeper of the weights has ended, or has other weights")
-            self._keeper = await _fork_keeper(config)
+            self._keeper = await self._make_source(config)
         if self._keeper is None:
             return config
         return msgspec.structs.replace(config, weights_keeper=self._keeper.address)
@@ -161,17 +191,17 @@ class SharedWeightsStandby:
                 reason = f"{format_bytes(free_bytes)} are free, a keeper takes {format_bytes(self._keeper_bytes)}"
                 log.warning("standby_missing", engine_id=config.engine_id, reason=reason)
                 return
-            self._keeper = await _fork_keeper(config)
+            self._keeper = await self._make_source(config)
         if self._keeper is not None:
             await self._replace_forever(config, self._keeper)
 
-    async def _replace_forever(self, config: WorkerConfig, keeper: _Keeper) -> None:
-        """Run one process on standby after the other, until the keeper ends."""
+    async def _replace_forever(self, config: WorkerConfig, keeper: _WeightsSource) -> None:
+        """Run one process on standby after the other, until there is an obstacle."""
         delay_s = START_DELAY_S
         for num_deaths in itertools.count(1):
             await asyncio.sleep(delay_s)
-            if not keeper.keeps(config):
-                log.warning("standby_missing", engine_id=config.engine_id, reason="the keeper of the weights has ended")
+            if obstacle := await keeper.obstacle(config):
+                log.warning("standby_missing", engine_id=config.engine_id, reason=obstacle)
                 return
             death = await self._run_standby(
                 msgspec.structs.replace(
@@ -199,9 +229,17 @@ class SharedWeightsStandby:
         return process.death().reason
 
 
-def make_standby(config: WorkerConfig) -> Standby:
-    """Return the standby that the options ask for; none without a fork server, whose absence is logged."""
-    return SharedWeightsStandby() if config.standby and config.fork_server else NoStandby()
+def make_standby(config: WorkerConfig, device_bytes: Callable[[], int]) -> Standby:
+    """Return the standby that the options ask for; none without a fork server, whose absence is logged.
+
+    Args:
+        device_bytes: as for ``_OwnWeights``.
+    """
+    if not config.standby or not config.fork_server:
+        return NoStandby()
+    if config.engine.device == "cpu":
+        return WaitingProcess(_fork_keeper, deepest_sleep=1)
+    return WaitingProcess(partial(_OwnWeights.create, device_bytes=device_bytes), deepest_sleep=0)
 
 
 class _Weights(NamedTuple):
@@ -213,6 +251,79 @@ class _Weights(NamedTuple):
     @classmethod
     def of(cls, config: WorkerConfig) -> _Weights:
         return cls(config.engine, config.weights_version)
+
+
+class _WeightsSource(Protocol):
+    """Where the processes of an engine get their weights from."""
+
+    @property
+    def engine_id(self) -> str: ...
+
+    @property
+    def address(self) -> str:
+        """See ``WorkerConfig.weights_keeper``."""
+        ...
+
+    def keeps(self, config: WorkerConfig) -> bool:
+        """Return whether it has the weights of ``config``."""
+        ...
+
+    async def obstacle(self, config: WorkerConfig) -> str:
+        """Return why no process can get the weights of ``config`` beside the one that serves, or ""."""
+        ...
+
+    def num_bytes(self) -> int:
+        """Return the bytes of the host's memory that it uses, shared or not; 0 if it has ended."""
+        ...
+
+    def kill_keeper(self) -> None:
+        """End it. The processes that have weights from it stay."""
+        ...
+
+
+class _OwnWeights:
+    """The weights of each process are its own, in the memory of a GPU.
+
+    Args:
+        device_bytes: returns the memory of the device that the process which serves has last reported.
+    """
+
+    address = ""
+
+    def __init__(self, config: WorkerConfig, device_bytes: Callable[[], int]) -> None:
+        self.engine_id = config.engine_id
+        self._weights = _Weights.of(config)
+        self._device_bytes = device_bytes
+
+    @classmethod
+    async def create(cls, config: WorkerConfig, device_bytes: Callable[[], int]) -> _OwnWeights:
+        return cls(config, device_bytes)
+
+    def keeps(self, config: WorkerConfig) -> bool:
+        return self._weights == _Weights.of(config)
+
+    async def obstacle(self, config: WorkerConfig) -> str:
+        device = config.visible_devices or _FIRST_DEVICE
+        # It has no KV cache beside the other's.
+        needed = max(0, self._device_bytes() - (config.engine.kv_cache_memory or 0)) + _CONTEXT_BYTES
+        try:
+            # The process that has died may still hold some.
+            await until_free(device, needed)
+            free_bytes = await asyncio.to_thread(free_device_bytes, device)
+        except PenstockError as error:
+            return str(error)
+        if free_bytes >= needed:
+            return ""
+        return (
+            f"{format_bytes(free_bytes)} of GPU {device} are free, and a second process takes {format_bytes(needed)}: "
+            "lower kv_cache_memory, or leave --standby out"
+        )
+
+    def num_bytes(self) -> int:
+        return 0
+
+    def kill_keeper(self) -> None:
+        pass
 
 
 async def _fork_keeper(config: WorkerConfig) -> _Keeper | None:
@@ -272,18 +383,18 @@ class _Keeper:
         return cls(config, folder, ours, process)
 
     def keeps(self, config: WorkerConfig) -> bool:
-        """Return whether it runs and has the weights of ``config``."""
         return not self._ending.done() and self._weights == _Weights.of(config)
 
+    async def obstacle(self, config: WorkerConfig) -> str:
+        return "" if self.keeps(config) else "the keeper of the weights has ended"
+
     def num_bytes(self) -> int:
-        """Return the bytes of memory that it uses, shared or not; 0 if it has ended."""
         try:
             return psutil.Process(self._process.pid).memory_info().rss
         except psutil.NoSuchProcess:
             return 0
 
     def kill_keeper(self) -> None:
-        """Kill it. The cores that it has forked stay."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         os.close(self._lifeline)

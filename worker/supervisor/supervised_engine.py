@@ -54,7 +54,7 @@ class Engine:
         self.engine_id = config.engine_id
         self.policy = RestartPolicy()
         self.process = EngineProcess(config, self._on_process_change)
-        self.standby = make_standby(config)
+        self.standby = make_standby(config, lambda: self.heartbeat().device_memory_bytes)
         self.death: Death | None = None
         self.is_restarted = False
         self._config = config
@@ -269,8 +269,8 @@ class Engine:
                     num_restarts=self.policy.num_restarts,
                     took_s=round(asyncio.get_running_loop().time() - self._died_at, 2),
                 )
-        if process.sleep_level > 1:
-            self.standby.end_standby("the engine has discarded the weights")
+        if process.sleep_level > self.standby.deepest_sleep:
+            self.standby.end_standby("the engine sleeps")
         elif serves and not self._leaving.is_set():
             self.standby.keep_ready(self._with_weights(process))
         self._on_change()

@@ -27,6 +27,7 @@ from .engine import (
     measure_field,
     measure_rival,
     measure_sleep,
+    measure_standby,
     measure_variant,
 )
 from .goals import add_shares, find_goals
@@ -50,6 +51,7 @@ _NEEDS = {
     "engine": {*NEEDED},
     "field": {*NEEDED},
     "sleep": {*NEEDED},
+    "standby": {*NEEDED},
     "transformers": {"torch", "transformers", "tokenizers", "psutil"},
 }
 _NEEDED_HERE = f"Needed are an NVIDIA GPU and a Python with {', '.join(sorted(set[str]().union(*_NEEDS.values())))}"
@@ -136,6 +138,7 @@ def _parts_by_worth(plan: Plan, engine_options: tuple[str, ...], num_gpus: int) 
     parts |= {f"field {work.name}": partial(measure_field, work, engine_options, plan) for work in plan.field_workloads}
     parts["kernels"] = partial(time_kernels, plan)
     parts[f"sleep {plan.shapes[-1]}"] = partial(measure_sleep, plan.shapes[-1], plan)
+    parts[f"standby {plan.shapes[0]}"] = partial(measure_standby, plan.shapes[0], plan)
     parts |= {f"transformers {shape}": partial(measure_rival, shape, plan) for shape in plan.shapes}
     for variant in plan.variants:
         measure = partial(measure_variant, variant, engine_options, plan)

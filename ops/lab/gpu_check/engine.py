@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .figures import decode_figures, prefill_figures, serving_figures, sleep_figures
+from .figures import decode_figures, prefill_figures, serving_figures, sleep_figures, standby_figures
 from .plan import ROOT, FieldWorkload, Plan, Variant
 from .program import Ended, run_program
 from .shape import Shape
@@ -26,6 +26,8 @@ from .workload import (
 
 # An event of ``ops/guide/reference/logs.md``.
 _CHOSEN = "kernels_chosen"
+# One request of the longest length, and some.
+_STANDBY_CACHE_BYTES = {"cuda": 8 << 30, "cpu": 1 << 26}
 _RIVAL = ROOT / "ops" / "lab" / "bench" / "peers" / "transformers_continuous.py"
 
 
@@ -126,6 +128,24 @@ def measure_sleep(shape: str, plan: Plan, scratch: Path, limit_s: float) -> dict
         raise PartFailedError(ended.error or "it wrote no result")
     levels = [sleep_figures(level) for level in json.loads(output.read_text())["levels"]]
     return {"error": ended.error or None, "levels": levels}
+
+
+def measure_standby(shape: str, plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
+    """Kill an engine with a standby, and measure the time to the next token and the memory of the standby.
+
+    Raises:
+        PartFailedError: it did not end in time.
+    """
+    started = time.monotonic()
+    folder, output = _model_folder(shape, plan, scratch, limit_s), scratch / f"standby-{shape}.out.json"
+    command = [sys.executable, "-m", "penstock.ops.lab.gpu_check.standby_times", "--model", str(folder)]
+    command += ["--device", plan.device, "--kills", str(plan.num_kills), "--max-model-len", str(plan.max_model_len)]
+    command += ["--kv-cache-memory", str(_STANDBY_CACHE_BYTES[plan.device]), "--output", str(output)]
+    output.unlink(missing_ok=True)
+    ended = run_program(command, output.with_suffix(".log"), limit_s - (time.monotonic() - started))
+    if not output.exists():
+        raise PartFailedError(ended.error or "it wrote no result")
+    return {"error": ended.error or None, **standby_figures(json.loads(output.read_text()))}
 
 
 def lack_gpus(variant: Variant, scratch: Path, limit_s: float) -> dict[str, Any]:

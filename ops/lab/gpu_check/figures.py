@@ -77,6 +77,18 @@ def _padded(step: list[Any]) -> list[Any]:
     return [*step, *[0] * (7 - len(step))]
 
 
+def standby_figures(measured: dict[str, Any]) -> dict[str, Any]:
+    """Return the times from a kill to the next token of each request, and the memory of the standby."""
+    seconds = sorted(measured["seconds"])
+    return {
+        "num_recoveries": len(seconds),
+        "p50_s": statistics.median(seconds),
+        "greatest_s": seconds[-1],
+        "standby_bytes": measured["standby_bytes"],
+        "ready_s": measured["ready_s"],
+    }
+
+
 def sleep_figures(level: dict[str, Any]) -> dict[str, Any]:
     """Return the median times of a level, and the memory of a sleeping engine after the second and the last cycle."""
     cycles = level["cycles"]

@@ -17,6 +17,7 @@ MIN_OVER_PUBLISHED = 1.1
 MAX_WAKE_S = 1.5
 MAX_ASLEEP_GIB = 1.1
 MAX_SLEEP_GROWTH = 0.01
+MAX_RECOVERY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,9 @@ def find_goals(parts: dict[str, Any], kernels: tuple[str, ...], shapes: tuple[st
     for shape in shapes:
         yield from _engine_goals(shape, parts)
     yield from _field_goals(parts)
+    recovery_s = (parts.get(f"standby {shapes[0]}") or {}).get("greatest_s")
+    what = f"{shapes[0]}, seconds from a kill to the next token with a standby"
+    yield Goal(what=what, value=recovery_s, at_most=MAX_RECOVERY_S)
     yield from _sleep_goals(shapes[-1], parts)
 
 

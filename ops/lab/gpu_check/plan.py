@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 # First words of the names of parts.
-KINDS = ("correctness", "engine-tests", "kernels", "engine", "field", "sleep", "transformers")
+KINDS = ("correctness", "engine-tests", "kernels", "engine", "field", "sleep", "standby", "transformers")
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class Plan:
         decode_prompt_tokens, decode_tokens: lengths of their requests.
         gap_batch, gap_tokens: requests that decode while the device is profiled, and the tokens of each.
         prefill_tokens: length of a prompt that is computed in one step.
+        num_kills: kills of an engine with a standby, of the first shape.
         num_sleeps: cycles of sleep at each level, of the last shape.
         num_mixed: requests of the serving workload, with random prompts and outputs from the ranges.
         field_workloads: workloads with published figures.
@@ -97,6 +98,7 @@ class Plan:
     prefill_tokens: int
     num_prefills: int
     num_sleeps: int
+    num_kills: int
     num_mixed: int
     mixed_prompt_tokens: tuple[int, int]
     mixed_output_tokens: tuple[int, int]
@@ -145,6 +147,7 @@ def full_plan(device: str) -> Plan:
         prefill_tokens=8192,
         num_prefills=4,
         num_sleeps=20,
+        num_kills=3,
         num_mixed=128,
         mixed_prompt_tokens=(64, 1024),
         mixed_output_tokens=(64, 256),
@@ -156,7 +159,7 @@ def full_plan(device: str) -> Plan:
             FieldWorkload("qwen06", 2048, 2048, (1, 64, 256)),
         ),
         limits_s={"correctness": 150.0, "engine-tests": 120.0, "kernels": 150.0, "engine": 70.0, "transformers": 45.0}
-        | {"sleep": 90.0, "field": 270.0},
+        | {"sleep": 90.0, "standby": 150.0, "field": 270.0},
         call_s=520.0,
     )
 
@@ -185,6 +188,7 @@ def quick_plan(device: str) -> Plan:
         prefill_tokens=64,
         num_prefills=2,
         num_sleeps=2,
+        num_kills=1,
         num_mixed=4,
         mixed_prompt_tokens=(8, 32),
         mixed_output_tokens=(4, 8),

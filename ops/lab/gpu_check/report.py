@@ -34,6 +34,11 @@ def lines_of(name: str, part: dict[str, Any]) -> Iterator[str]:
                 f"{row['wake_s']:.3f} s, {row['asleep_bytes'] / 2**30:.2f} GiB asleep, {row['growth']:+.1%} over all"
                 f"{'' if row['is_same'] else ', OTHER TOKENS AFTERWARDS'}"
             )
+    elif kind == "standby" and "p50_s" in part:
+        yield (
+            f"  kill to next token p50 {part['p50_s']:.3f} s, greatest of {part['num_recoveries']} "
+            f"{part['greatest_s']:.3f} s; the standby takes {part['standby_bytes'] / 2**30:.2f} GiB"
+        )
 
 
 def goal_lines(goals: list[dict[str, Any]]) -> Iterator[str]:

@@ -53,10 +53,17 @@ def test_the_command_runs_the_tests_of_kernels(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("warm_python")
 def test_every_other_part_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "gpu-check.jsonl"
-    status = main(quick(output, "kernels,engine,transformers,sleep"))
+    status = main(quick(output, "kernels,engine,transformers,sleep,standby"))
     said = capsys.readouterr()
     assert status == 0, said
-    names = ("engine tiny", "sleep tiny", "transformers tiny", "engine tiny int8", "engine tiny tensor parallel 2")
+    names = (
+        "engine tiny",
+        "sleep tiny",
+        "standby tiny",
+        "transformers tiny",
+        "engine tiny int8",
+        "engine tiny tensor parallel 2",
+    )
     parts = read(output)
     assert set(parts) == {"kernels", *names}
     add_shares(parts)
@@ -71,6 +78,9 @@ def test_every_other_part_runs_without_a_gpu(tmp_path: Path, capsys: pytest.Capt
         assert level["is_same"]
         assert level["num_cycles"] == 2
         assert level["wake_s"] > 0
+    # As many as are claimed at once.
+    assert parts["standby tiny"]["num_recoveries"] > 0
+    assert parts["standby tiny"]["standby_bytes"] > 0
     mixed = {parts[name]["mixed"]["output_tokens"] for name in ("engine tiny", "transformers tiny")}
     assert len(mixed) == 1
     assert "ms/step" in said.out

@@ -16,7 +16,7 @@ from penstock.producer import Client
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages.devices import ModelPhase
 from penstock.shared.redis_access.embedded import find_redis_server
-from penstock.worker.keeper.memory import free_device_bytes
+from penstock.worker.processes.gpu import free_device_bytes
 
 from ...processes import DEADLINE_S
 from .conftest import ShareDevice, copy_of_model, texts_of

@@ -18,7 +18,7 @@ DEMO = str(DEMO_MODEL)
     ("words", "sentence"),
     [
         (["--engines", "2"], "--engines 2 is for one model; several models have one engine each"),
-        (["--standby"], "--standby is for one model, whose weights it shares; leave it out"),
+        (["--standby"], "--standby is for one model; leave it out"),
         (["--ray", "auto"], "--ray is for one model; start a fleet for each"),
         (["--tensor-parallel-size", "2"], "tensor_parallel_size 2 of model: a model beside others has one rank"),
         (["--data-parallel-size", "2"], "data_parallel_size 2 of model: a model beside others has one rank"),

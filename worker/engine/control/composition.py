@@ -58,8 +58,11 @@ def compose_control(
     parts: dict[str, Sleepable] = {WEIGHTS: changing.weights, KV_CACHE: changing.cache}
     if adapters is not None:
         parts[ADAPTERS] = adapters.slots
+    sleep = EngineSleep(parts, on_awake=changing.on_awake)
+    if config.defers_cache:
+        sleep.defer(KV_CACHE)
     return ControlledParts(
-        sleep=EngineSleep(parts, on_awake=changing.on_awake),
+        sleep=sleep,
         profiler=StepProfiler(core, ranks.recorder()),
         rpc_methods=rpc_methods,
         rpc_engine=RpcEngine(config, core, model, pages=size.pages),

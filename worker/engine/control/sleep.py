@@ -56,6 +56,7 @@ class EngineSleep:
         self._parts = parts
         self._on_awake = on_awake
         self._levels = dict.fromkeys(parts, 0)
+        self._is_unchanged = False
 
     @property
     def state(self) -> SleepState:
@@ -65,8 +66,15 @@ class EngineSleep:
     def is_asleep(self, tag: str) -> bool:
         return self._levels[tag] > 0
 
+    def defer(self, tag: str) -> None:
+        """Release a part that was not used yet, until it is woken up, which then takes nothing but its memory."""
+        self._parts[tag].release(1)
+        self._levels[tag] = 1
+        self._is_unchanged = True
+
     def sleep(self, level: int) -> None:
         """Put every part to sleep that is awake or sleeps at a lower level."""
+        self._is_unchanged = False
         for tag, part in self._parts.items():
             if self._levels[tag] < level:
                 part.release(level)
@@ -87,7 +95,7 @@ class EngineSleep:
                 self._parts[part].restore()
                 self._levels[part] = 0
             part = "the preparation to compute"
-            if former and not any(self._levels.values()):
+            if former and not any(self._levels.values()) and not self._is_unchanged:
                 self._on_awake()
         except Exception as error:
             _clear_frames(error)

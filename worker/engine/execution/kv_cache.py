@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ....shared.errors import CacheTooSmallError, DeviceMemoryError
@@ -112,6 +112,10 @@ class KVCacheSize:
     num_tokens: int
     pages: PageLayout | None = None
 
+    def limited(self, num_blocks: int) -> KVCacheSize:
+        """Return the size of a cache with at most ``num_blocks``, for requests of the same lengths."""
+        return replace(self, num_blocks=min(self.num_blocks, num_blocks))
+
     def describe(self, block_size: int) -> dict[str, int]:
         """Return values for the log."""
         return {
@@ -179,10 +183,28 @@ def size_kv_cache(
             f"needs {needed}: {shorter}raise {source}"
         )
     max_model_len = min(max_model_len, longest)
-    if config.kv_cache_memory is not None:
+    if config.kv_cache_memory is not None and not config.defers_cache:
         _check_is_free((num_blocks + shape.num_spare) * block_bytes + state_bytes, free_bytes)
     num_tokens = shape.num_tokens(num_blocks, max_model_len)
     return KVCacheSize(num_blocks, block_bytes, max_model_len, state_bytes, num_tokens, pages)
+
+
+def check_room(free_bytes: int, step_bytes: int) -> None:
+    """Verify that a process beside the one that serves leaves it enough memory of a GPU.
+
+    Args:
+        free_bytes: memory that is free after the weights and the largest step of the waiting process.
+        step_bytes: memory of the largest step.
+
+    Raises:
+        DeviceMemoryError: the largest step of the process that serves does not fit.
+    """
+    if free_bytes < step_bytes:
+        raise DeviceMemoryError(
+            f"beside the standby {format_bytes(max(0, free_bytes))} of the device are free, and the largest step of "
+            f"the engine that serves takes {format_bytes(step_bytes)}: lower kv_cache_memory by the difference, or "
+            "leave standby out"
+        )
 
 
 def _check_is_free(needed: int, free_bytes: int) -> None:

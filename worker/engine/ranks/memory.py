@@ -12,7 +12,7 @@ from ...models.attention.page_layout import PageLayout
 from ...models.lean.captured import CapturedForward, CapturesLater
 from ...models.loaded import LoadedModel
 from ...models.weights.movable import ModelWeights
-from ..execution.kv_cache import KVCacheSize, size_kv_cache
+from ..execution.kv_cache import KVCacheSize, check_room, size_kv_cache
 from ..execution.memory import measure_memory
 from .messages import RankMemory
 
@@ -43,6 +43,8 @@ def size_for_all(
     Raises:
         ConfigurationError: not a single request fits; the message names the option to change.
     """
+    for memory in memories if config.defers_cache and config.device == "cuda" else ():
+        check_room(memory.free_bytes, memory.activation_bytes + memory.graph_bytes)
     sizes = [
         size_kv_cache(
             config,

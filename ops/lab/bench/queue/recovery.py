@@ -34,7 +34,7 @@ TIMEOUT_S = 120.0
 # As long as the outputs of the throughput rows. Generated tokens must be computed again.
 PARAMS = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True)
 PROMPT = "count from four to nine:"
-_STANDBY_OPTIONS = ["--standby", "--log-level", "info", "--log-format", "json"]
+STANDBY_OPTIONS = ["--standby", "--log-level", "info", "--log-format", "json"]
 
 
 class Recovery(msgspec.Struct, kw_only=True):
@@ -70,9 +70,9 @@ def measure_recovery(num_engines: int, *, has_standby: bool = False) -> Recovery
     # Each has room for everything, so nothing waits for the restart of the killed one.
     options += ["--max-num-seqs", str(NUM_STREAMS)]
     if has_standby:
-        options += _STANDBY_OPTIONS
+        options += STANDBY_OPTIONS
     with LocalStack(MODEL, options, num_workers=num_engines) as stack:
-        seconds = asyncio.run(_kill_repeatedly(stack, num_engines, has_standby=has_standby))
+        seconds = asyncio.run(kill_repeatedly(stack, num_engines, has_standby=has_standby))
         return Recovery(
             num_engines=num_engines, ready_time_s=stack.ready_time_s, seconds=seconds, has_standby=has_standby
         )
@@ -80,19 +80,19 @@ def measure_recovery(num_engines: int, *, has_standby: bool = False) -> Recovery
 
 def measure_standby_memory(model: Path) -> StandbyMemory:
     """Serve the model in a folder, and measure the standby of its engine."""
-    options = ["--device", "cpu", "--served-model-name", "demo", "--max-model-len", "512", *_STANDBY_OPTIONS]
+    options = ["--device", "cpu", "--served-model-name", "demo", "--max-model-len", "512", *STANDBY_OPTIONS]
     with LocalStack(model, options) as stack:
-        worker_pid, core_pid = asyncio.run(_standby(stack, 1))
+        worker_pid, core_pid = asyncio.run(standby_pids(stack, 1))
         keeper = psutil.Process(core_pid).parent()
         assert keeper is not None, "the core on standby has no keeper"
         return StandbyMemory(
             weights_bytes=sum(path.stat().st_size for path in model.glob("*.safetensors")),
-            standby_bytes=_own_bytes(worker_pid) + _own_bytes(core_pid),
-            keeper_bytes=_own_bytes(keeper.pid),
+            standby_bytes=own_bytes(worker_pid) + own_bytes(core_pid),
+            keeper_bytes=own_bytes(keeper.pid),
         )
 
 
-async def _standby(stack: LocalStack, number: int) -> tuple[int, int]:
+async def standby_pids(stack: LocalStack, number: int) -> tuple[int, int]:
     """Wait until the standby with a number is ready; return the ids of its worker process and core."""
     give_up_at = time.monotonic() + TIMEOUT_S
     while True:
@@ -105,21 +105,24 @@ async def _standby(stack: LocalStack, number: int) -> tuple[int, int]:
         await asyncio.sleep(POLL_S)
 
 
-def _own_bytes(pid: int) -> int:
+def own_bytes(pid: int) -> int:
     """Return the bytes that a process has written and shares with no other; pages of files are not included."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty:"))
 
 
-async def _kill_repeatedly(stack: LocalStack, num_engines: int, *, has_standby: bool) -> list[float]:
+async def kill_repeatedly(
+    stack: LocalStack, num_engines: int, *, has_standby: bool, num_kills: int = NUM_KILLS
+) -> list[float]:
+    """Kill a busy core ``num_kills`` times; return the seconds until the next token of each request that it ran."""
     clock = RecoveryClock()
     commands = CommandConnection(stack.url)
     broker = Broker(commands, Keys().model("demo"))
     async with Client.connect(stack.url) as client:
         streams = [asyncio.create_task(_stream_for_ever(client, clock, f"r{i}")) for i in range(NUM_STREAMS)]
-        for number in range(1, NUM_KILLS + 1):
+        for number in range(1, num_kills + 1):
             if has_standby:
-                await _standby(stack, number)
+                await standby_pids(stack, number)
             beats = await _all_serving(commands, num_engines)
             victim = max(beats, key=lambda beat: beat.num_running_reqs)
             claimed = [request_id for request_id, _ in await broker.claims(victim.engine_id)]

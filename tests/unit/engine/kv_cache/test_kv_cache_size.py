@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.errors import ConfigurationError
+from penstock.shared.errors import ConfigurationError, DeviceMemoryError
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.engine.execution.kv_cache import KVCacheSize, size_kv_cache
+from penstock.worker.engine.execution.kv_cache import KVCacheSize, check_room, size_kv_cache
 
 MIB = 1 << 20
 
@@ -50,6 +50,18 @@ def test_number_of_blocks(options: dict[str, Any], num_blocks: int) -> None:
 def test_a_gpu_is_not_shared_between_the_engines_of_a_host() -> None:
     options = {"device": "cuda", "num_engines_on_host": 8, "max_num_seqs": 500, "max_num_batched_tokens": 500}
     assert size(**options).num_blocks == int(0.9 * 1024)
+
+
+def test_a_standby_leaves_room_for_the_largest_step() -> None:
+    check_room(2 * MIB, 2 * MIB)
+    with pytest.raises(DeviceMemoryError, match=r"beside the standby 1 MiB of the device are free.*serves takes 2 MiB"):
+        check_room(MIB, 2 * MIB)
+
+
+def test_a_cache_that_is_allocated_later_need_not_be_free_now() -> None:
+    with pytest.raises(DeviceMemoryError):
+        size(kv_cache_memory=20 * MIB, max_model_len=10**6)
+    assert size(kv_cache_memory=20 * MIB, max_model_len=10**6, defers_cache=True).num_blocks == 20 * 64
 
 
 def test_the_models_limit_is_lowered_to_the_cache() -> None:
