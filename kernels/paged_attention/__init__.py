@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..dispatch import AUTO, NATIVE, REFERENCE, KernelInputError, OnGpu, select
 from ..kv_cache import EIGHT_BIT_DTYPES, check_scale
-from . import invariant, native, reference
+from . import invariant, library, native, reference
 from .batch import DeviceRows, MaskRule, PagedBatch, Variant
 
 __all__ = ["DeviceRows", "MaskRule", "PagedBatch", "backend_of", "is_capturable", "paged_attention"]
@@ -69,6 +69,7 @@ def paged_attention(
     value_scale: float | Tensor = 1.0,
     is_batch_invariant: bool = False,
     backend: str = AUTO,
+    prompt_library: str | None = None,
 ) -> Tensor:
     """Attend each query token to the cached tokens of its request; a batch may mix prefill chunks and decodes.
 
@@ -96,6 +97,7 @@ def paged_attention(
             are and however its request is cut into chunks; slower. Kernels have this property for any ``T``, the
             reference only for equal ``T``.
         backend: ``AUTO``, or one of ``dispatch.BACKENDS`` to use if it supports the arguments.
+        prompt_library: one of ``library.LIBRARIES`` to use instead where it suits; None for none.
 
     Returns:
         ``[T, H, DV]`` in the dtype of ``query``. Only slots of a request's own tokens are read for it, so the contents
@@ -111,8 +113,11 @@ def paged_attention(
     _check_inputs(query, key_cache, value_cache, batch)
     variant = Variant(scale, window, softcap, sinks, alibi_slopes, mask_rule, key_scale, value_scale)
     _check_variant(variant, query.shape[1], key_cache, value_cache)
+    inputs = query, key_cache, value_cache, batch, variant
+    if prompt_library is not None and not is_batch_invariant and library.suits(*inputs):
+        return library.attend(*inputs, prompt_library)
     implementations = _INVARIANT_IMPLEMENTATIONS if is_batch_invariant else _IMPLEMENTATIONS
-    return select(implementations, query.device, query.dtype, backend)(query, key_cache, value_cache, batch, variant)
+    return select(implementations, query.device, query.dtype, backend)(*inputs)
 
 
 def _check_inputs(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBatch) -> None:

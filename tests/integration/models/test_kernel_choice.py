@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.normed_linear import normed_linear
-from penstock.worker.models.checks.chosen import GraphClock, choose_entries, choose_kernels
+from penstock.kernels.paged_attention import library
+from penstock.worker.models.checks.chosen import GraphClock, choose_entries, choose_kernels, choose_prompt_attention
 from penstock.worker.models.forward import ForwardSettings
 from penstock.worker.models.lean.forward import LeanForward
 
 from .graphs.harness import SHORT, assert_equal, lean_forward, steps
-from .lean_models import SETTINGS, make_model
+from .lean_models import SETTINGS, make_model, make_step
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted_kernels"),
@@ -117,6 +118,32 @@ def test_a_wrong_or_missing_kernel_is_not_used() -> None:
 def test_layers_of_another_form_stay_as_they_are(variant: str) -> None:
     """Both parts read one input; a norm without weight that is centred; one with a bias."""
     assert choose(lean_forward(variant, CPU), FASTER, Product()) == []
+
+
+@torch.inference_mode()
+def test_prompts_attend_by_the_fastest_library_that_is_right_and_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN is not there on a CPU."""
+    forward, plain = (lean_forward("llama", CPU, max_model_len=600, num_hidden_layers=2) for _ in range(2))
+    with structlog.testing.capture_logs() as events:
+        choose_prompt_attention(forward, clock_of(2.0, 1.0), num_tokens=513)
+    (event,) = events
+    assert (event["library"], event["layers"], event["us"]) == ("flash", 2, {"separate": 2, "flash": 1})
+    assert event["refused"].startswith("cuDNN: RuntimeError")
+    attended: list[list[int]] = []
+    attend = library.attend
+    monkeypatch.setattr(library, "attend", lambda *inputs: (attended.append(inputs[3].query_lens), attend(*inputs))[1])
+    generator = torch.Generator().manual_seed(2)
+    token_ids, blocks = torch.randint(0, 97, (3, 600), generator=generator), torch.randperm(114, generator=generator)
+    results: list[list[Tensor]] = []
+    for each in (forward, plain):
+        each.allocate(114, 16, 3, CPU)
+        computed = [0, 0, 0]
+        # One prompt, two, and later parts of these, which see what is cached.
+        works = (((0, 600),), ((1, 560), (2, 530)), ((1, 20), (2, 20)))
+        prompts = [make_step(work, computed, token_ids, blocks.view(3, 38), 16) for work in works]
+        results.append([each.run(step) for step in prompts])
+    assert_equal(*results)
+    assert attended == [[600]] * 2 + [[560, 530]] * 2
 
 
 def test_deterministic_engines_and_cpus_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ class AttentionCall:
         has_own_rule: neither causal nor sliding; the rule passed with each call decides.
         group: index of the block table to use, if layers have several (``pages.py``).
         source: the earlier call whose keys and values it attends to; None if it stores its own.
+        prompt_library: see ``paged_attention``.
     """
 
     module: nn.Module
@@ -66,6 +67,7 @@ class AttentionCall:
     caches: Caches | None = None
     group: int = 0
     source: AttentionCall | None = None
+    prompt_library: str | None = None
 
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
         """Allocate caches of its own, or use those of its source."""
@@ -117,6 +119,7 @@ class AttentionCall:
             mask_rule=mask_rule if self.has_own_rule else None,
             is_batch_invariant=is_batch_invariant,
             backend=backend,
+            prompt_library=self.prompt_library,
             **self._scales,
         )
 
@@ -147,6 +150,7 @@ class AttentionCall:
         query = rotary_and_store(
             query_key, value, *angles, *caches, batch.slot_mapping, is_interleaved=is_interleaved, **self._scales
         )
+        rules |= {"prompt_library": self.prompt_library}
         return paged_attention(query, *caches, batch, window=self.window, **rules, **self._scales)
 
     def _attend_to_source(

@@ -15,12 +15,17 @@ import structlog
 import torch
 from torch import Tensor
 
+from ....kernels.dispatch import AUTO
 from ....kernels.normed_linear import MAX_ROWS, normed_linear
+from ....kernels.paged_attention import PagedBatch, paged_attention
+from ....kernels.paged_attention.library import LIBRARIES, MIN_PROMPT_LEN
+from ..attention.call import AttentionCall
 from ..forward import Forward
 from ..lean.captured import CudaGraphRecorder
 from ..lean.forward import LeanForward
 from ..lean.layers.decoder import LeanDecoder
 from ..lean.layers.few_rows import Product, make_enter, make_feed
+from ..lean.layers.layer import LeanLayer
 from .choice import Choice, MeasureUs, choose
 
 log = structlog.get_logger(__name__)
@@ -29,6 +34,10 @@ log = structlog.get_logger(__name__)
 _NUM_ROWS = (1, 4, MAX_ROWS)
 _NUM_TIMES = 5
 _PLAIN, _FUSED = "separate", "fused"
+# Of the prompt by which attention is chosen; from about here on its time counts beside that of the products.
+_PROMPT_TOKENS = 4 * MIN_PROMPT_LEN
+_BLOCK_SIZE = 16
+_LIBRARIES = tuple(LIBRARIES)
 # A layer's entry: of the addition to the stream and the stream, tensors of which the last is the new stream.
 _Entry = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
@@ -44,6 +53,8 @@ def choose_kernels(forward: Forward, *, is_fixed: bool) -> None:
     device = forward.network.embed_tokens.weight.device
     if device.type == "cuda":
         choose_entries(forward.network, GraphClock(device))
+        if forward.attention_backend == AUTO:
+            choose_prompt_attention(forward, GraphClock(device))
 
 
 @torch.inference_mode()
@@ -70,6 +81,50 @@ def choose_entries(network: LeanDecoder, measure_us: MeasureUs, product: Product
             ),
             refused="; ".join(dict.fromkeys(reason for each in choices for reason in each.refused.values())),
         )
+
+
+@torch.inference_mode()
+def choose_prompt_attention(
+    forward: LeanForward, measure_us: MeasureUs, num_tokens: int = _PROMPT_TOKENS, libraries: Sequence[str] = _LIBRARIES
+) -> None:
+    """Let the layers of ``forward`` attend in long prompts by the fastest of our kernel and torch's libraries."""
+    by_form: dict[Any, list[tuple[LeanLayer, AttentionCall]]] = {}
+    for layer, call in zip(forward.attending_layers, forward.attention_calls, strict=True):
+        is_plain = call.window is None and layer.attention.softcap is None and layer.sinks is None
+        if is_plain and call.source is None and call.cache_format.dtype == call.dtype:
+            form = layer.num_heads, layer.scale, call.key_shape, call.value_shape
+            by_form.setdefault(form, []).append((layer, call))
+    for members in by_form.values():
+        choice = _choose_library(*members[0], num_tokens, libraries, measure_us)
+        for _, call in members:
+            call.prompt_library = None if choice.name == _PLAIN else choice.name
+        log.info(
+            "kernels_chosen",
+            part="prompts",
+            layers=len(members),
+            library=members[0][1].prompt_library,
+            us={name: round(us) for name, us in choice.us.items()},
+            refused="; ".join(f"{name}: {reason}" for name, reason in choice.refused.items()),
+        )
+
+
+def _choose_library(
+    layer: LeanLayer, call: AttentionCall, num_tokens: int, libraries: Sequence[str], measure_us: MeasureUs
+) -> Choice:
+    device = layer.qkv_proj.weight.device
+    generator = torch.Generator().manual_seed(0)
+    num_blocks = -(-num_tokens // _BLOCK_SIZE)
+    shapes = [(num_tokens, layer.num_heads, call.key_shape[1])]
+    shapes += [(num_blocks, _BLOCK_SIZE, *shape) for shape in (call.key_shape, call.value_shape)]
+    query, keys, values = (torch.randn(shape, generator=generator).to(device, call.dtype) for shape in shapes)
+    table = torch.arange(num_blocks, device=device).flip(0)[None]
+    batch = PagedBatch(table, table.new_zeros(0), [num_tokens], [num_tokens], _BLOCK_SIZE)
+
+    def attend(library: str | None) -> list[Tensor]:
+        return [paged_attention(query, keys, values, batch, scale=layer.scale, prompt_library=library)]
+
+    of_libraries = {each: partial(attend, each) for each in libraries}
+    return choose(_PLAIN, {_PLAIN: partial(attend, None), **of_libraries}, measure_us)
 
 
 def _choose(
