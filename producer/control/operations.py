@@ -85,7 +85,7 @@ class Operations:
                 await WebhookTargets(self._connection, self._keys).admit(target)
             former = next((one for one in await store.read_all() if one.name == budget.name), None)
             limit = _budget_words(budget)
-            details["limit"] = limit if former is None else f"{_budget_words(former)} → {limit}"
+            details["limit"] = limit if former is None else _change_words(_budget_words(former), limit)
             if budget.period is Period.ALL:
                 now = int((await self._connection.execute("TIME"))[0])
                 budget = msgspec.structs.replace(budget, since=now if former is None else former.since)
@@ -106,7 +106,12 @@ class Operations:
             async def effective_policy() -> TenantPolicy:
                 return await queue.tenant_policy(tenant) or (await queue.policy()).tenant
 
-            details |= {"policy": "the queue's"} if policy is None else await _policy_changes(effective_policy, policy)
+            if policy is not None:
+                details |= await _policy_changes(effective_policy, policy)
+            elif await queue.tenant_policy(tenant) is None:
+                details["policy"] = "unchanged"
+            else:
+                details["policy"] = "the queue's"
             await queue.configure_tenant(tenant, policy)
 
     async def cancel(self, model: str, request_id: str) -> RequestState:
@@ -261,14 +266,19 @@ def _budget_words(budget: Budget) -> str:
     return f"{format_number(budget.limit, separator=',')} {budget.unit} {PERIOD_WORDS[budget.period]}"
 
 
+def _change_words(before: str, after: str) -> str:
+    return f"{after}, unchanged" if before == after else f"{before} → {after}"
+
+
 async def _policy_changes(read: Callable[[], Awaitable[P]], after: P) -> dict[str, str]:
-    """Return the fields of a policy that change, with the value before and after."""
+    """Return the fields of a policy that change, with the value before and after, or that none does."""
     try:
         before = await read()
     except ConfigurationError:
         return {"policy": after.encode().decode()}  # the former one is unreadable
     old, new = _policy_fields(before), _policy_fields(after)
-    return {name: f"{old[name]} → {value}" for name, value in new.items() if value != old[name]}
+    changes = {name: _change_words(old[name], value) for name, value in new.items() if value != old[name]}
+    return changes or {"policy": "unchanged"}
 
 
 def _policy_fields(policy: QueuePolicy | TenantPolicy) -> dict[str, str]:

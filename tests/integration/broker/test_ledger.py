@@ -176,8 +176,8 @@ async def test_an_hour_that_has_passed_keeps_its_sums(broker: Broker, commands) 
     for hours in (5, 30, -3):
         claim = await begin(broker, f"r{hours}")
         assert await broker.finish([end(claim, 1)]) == []
-        at, line_feed, rest = (await commands.execute("LINDEX", rows, -1)).partition(b"\n")
-        await commands.execute("LSET", rows, -1, b"%d" % (int(at) - hours * HOUR_S) + line_feed + rest)
+        used, at, *rest = (await commands.execute("LINDEX", rows, -1)).split(b"\n")
+        await commands.execute("LSET", rows, -1, b"\n".join([used, b"%d" % (int(at) - hours * HOUR_S), *rest]))
     claim = await begin(broker, "last")
     assert await broker.finish([end(claim, 1)]) == []
     keys = Keys(broker.keys.prefix.partition(":")[0])

@@ -30,6 +30,10 @@ async def entries(site: Site) -> list[AuditEntry]:
     return (await Audit(site.connection, site.keys).read())[::-1]
 
 
+async def last_sentence(site: Site) -> str:
+    return audit_sentence((await entries(site))[-1])
+
+
 async def test_pausing_and_resuming(site: Site) -> None:
     visitor = await site.visitor(Access("olga", Role.OPERATOR))
     answer = await visitor.post("/queue/pause", data={"back": "model=m&q=a", "model": "m", "requeue": "1"})
@@ -109,6 +113,8 @@ async def test_a_policy_is_changed_in_part(site: Site) -> None:
         "slow, events kept from 20000 to 50, tenant requests per minute from none to 9"
     )
     assert "olga" not in (await visitor.get("/audit")).text
+    await visitor.post("/queue/policy", data=form | more)
+    assert await last_sentence(site) == "changed the policy of m: policy unchanged"
 
 
 async def test_a_tenant_that_waits_for_nothing_has_a_policy_before_it_comes(site: Site) -> None:
@@ -119,6 +125,18 @@ async def test_a_tenant_that_waits_for_nothing_has_a_policy_before_it_comes(site
     assert (row["tenant"], row["waiting"], row["weight"], row["has_own_policy"]) == ("comes", 0, 3.0, True)
     (entry,) = await entries(site)
     assert audit_sentence(entry) == "changed the policy of tenant comes for m: weight from 1 to 3"
+    await visitor.post("/queue/tenant", data={"model": "m", "tenant": "comes", "weight": "3"})
+    assert await last_sentence(site) == "changed the policy of tenant comes for m: policy unchanged"
+    for policy in ("the queue's", "unchanged"):
+        await visitor.post("/queue/tenant", data={"model": "m", "tenant": "comes", "reset": "1"})
+        assert await last_sentence(site) == f"changed the policy of tenant comes for m: policy {policy}"
+
+
+def test_actions_on_models_of_a_device_are_sentences() -> None:
+    entry = AuditEntry(
+        at=0.0, via="test", action="model.unload", actor="olga", target="chat", result="ok", details={"device": "gpu-0"}
+    )
+    assert audit_sentence(entry) == "put model chat on gpu-0 to sleep"
 
 
 async def test_a_worker_is_ordered_to_scale_without_waiting_for_it(site: Site) -> None:

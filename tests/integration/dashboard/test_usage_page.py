@@ -66,6 +66,9 @@ async def test_a_budget_is_set_changed_and_removed(site: Site) -> None:
     change = (await operator.get("/audit.json?text=budget&since=1h")).json()["rows"][0]["change"]
     assert change == "set a budget of tenant acme: key web, limit from 1,000 tokens per day to 20 cost per day"
     assert (await operator.get("/audit.json?text=budget&until=2020-01-01")).json()["rows"] == []
+    await operator.post("/budget/set", data=changed)
+    change = (await operator.get("/audit.json?text=budget&since=1h")).json()["rows"][0]["change"]
+    assert change == "set a budget of tenant acme: key web, limit 20 cost per day, unchanged"
     small = await operator.post("/budget/set", data=changed | {"key": "few", "limit": "0.0000421"})
     assert small.status_code == 303, small.text
     for path in ("/budget?tenant=acme&key=few&per=day", "/usage"):

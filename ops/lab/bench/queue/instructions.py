@@ -32,7 +32,8 @@ class CountedServer:
         self.socket = folder / "redis.sock"
         self._dumps = folder / "callgrind"
         valgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={self._dumps}"]
-        options = {"port": 0, "unixsocket": self.socket, "dir": folder, "appendonly": "yes", "save": ""}
+        # hz: its regular work would count more often on a busy machine.
+        options = {"port": 0, "unixsocket": self.socket, "dir": folder, "appendonly": "yes", "save": "", "hz": 1}
         words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         self.process = subprocess.Popen(
             [*valgrind, str(find_redis_server()), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -34,11 +34,12 @@ NUM_REQUESTS = 512
 # As a busy deployment calls, and as one that is not.
 AT_ONCE = (64, 1)
 SIDES = ("none", "ledger", "budgets")
-_NO_LEDGER = """
-local function count_use() end
-local write_use, spend_use = count_use, count_use
-"""
-_NO_BUDGETS = "\nlocal function budgets_mark() return false end\n"
+# What scripts without ledger and budgets lack, besides these two parts.
+_REMOVALS = (
+    (r"open_ledger\(\)\.(count|write|spend)\([^()]*\)", ""),
+    (r", 'budgets'\)$", ")"),
+    (r"^ *marks\.budgets = .*\n", ""),
+)
 
 
 class LedgerCost(msgspec.Struct, kw_only=True):
@@ -109,8 +110,9 @@ def _scripts_of(side: str) -> Iterator[None]:
 
 
 def _without_ledger(script: Script) -> Script:
-    text = script.text.replace(PARTS["ledger"], _NO_LEDGER).replace(PARTS["budgets"], _NO_BUDGETS)
-    text = re.sub(r", 'budgets'\)\n *marks.budgets = .*\n", ")\n", text)
+    text = script.text.replace(PARTS["ledger"], "\n").replace(PARTS["budgets"], "\n")
+    for pattern, replacement in _REMOVALS:
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
     return script_of(script.name, text)
 
 

@@ -1,4 +1,4 @@
--- uses: life
+-- uses: lanes, budgets, images
 -- Enqueue requests, each once. KEYS: leases. ARGV: prefix, a msgpack array of requests, then the payload of each, then
 -- the bytes of images.
 -- A request is an array: id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, max, deadline_ms,
@@ -240,7 +240,7 @@ local function decide(request, payload)
   local policy, tokens = tenant_policy(prefix, tenant), prompt + most
   local refusal = refusal_if_full('model', queue, queue_policy(prefix), tokens)
     or refusal_if_full('tenant', prefix .. 'tenant:' .. tenant, policy, tokens) or refusal_if_over_quota(tenant, policy)
-    or budgets_mark(prefix) == 'used up' and open_budgets().refusal(prefix, tenant, request[23])
+    or marks.budgets == 'used up' and open_budgets().refusal(prefix, tenant, request[23])
   if refusal then return refusal end
   local due = due_at(deadline_ms, timeout_ms)
   count_accepted(queue, tokens)
@@ -274,6 +274,7 @@ local function enter(request, payload, band, due)
   enter_lane(prefix, id, payload, tenant, band, prompt, most, due, record, 'queued')
 end
 
+marks.paused, marks.budgets = values_of(queue, 'paused', 'budgets')
 for i, request in ipairs(requests) do answers[i] = decide(request, ARGV[i + 2]) end
 write_holders()
 -- Count entered requests even if a later one meets foreign data and stops the script.

@@ -107,7 +107,7 @@ end
 
 -- End a request that was never claimed if a budget is used up: only requests that run already may exceed it.
 local function end_if_over_budget(request)
-  if budgets_mark(prefix) ~= 'used up' then return false end
+  if marks.budgets ~= 'used up' then return false end
   local account = fields_of(prefix .. 'request:' .. request.id, 'account').account
   local refusal = open_budgets().refusal(prefix, request.tenant, account)
   if refusal then
@@ -144,7 +144,7 @@ local function claim_request(request, request_tokens, charged, is_suspect)
     move(key, request.state, 'claimed', 'epoch', epoch_digits, 'attempts', attempts, 'engine', engine,
       'claimed_count', count, 'held_at', time_ms, write_event())
     redis.call('HDEL', key, 'suspected_at', 'line')
-    local past = {open_ledger().read_past(request.past)}
+    local past = {open_ledger().books().read_past(request.past)}
     if past[5] >= 0 then -- its last engine died, so this one computes its tokens again
       past[3], past[4], past[5] = past[3] + 1, past[4] + count, -1
       redis.call('HSET', key, 'past', table.concat(past, ' '))

@@ -20,9 +20,10 @@ local function end_segment(key, id, number, used, ending, count)
   redis.call('HSET', key, 'segments', number + 1, 'charged', computed, 'charged_at', now_ms(), 'used', used, 'past',
     num_prompt_tokens .. ' ' .. count .. ' 0 0 -1')
   request.used, request.count = used, count
-  count_use(request, '')
-  write_use(prefix)
-  spend_use(prefix)
+  local ledger = open_ledger()
+  ledger.count(request, '')
+  ledger.write(prefix)
+  ledger.spend(prefix)
   redis.call('HDEL', key, 'deaths') -- deaths count in a row, and this engine lives
   if number + 1 < tonumber(request.chunks) then
     redis.call('HSET', key, 'arrived_at', now_ms())

@@ -8,8 +8,8 @@ local MAX_LEFT = 10000 -- tenants in budget_left, of which those without budgets
 for _, hash in ipairs({key, spent_key, left_key}) do
   if not attempt('HLEN', hash) then redis.call('DEL', hash) end
 end
-open_ledger().close_rows(prefix)
-open_budgets()
+local ledger, budgets = open_ledger().books(), open_budgets()
+ledger.close_rows(prefix)
 
 -- A new or changed budget of a day or month starts with the use of its period, by the ledger; one of all time with what
 -- was spent since it was set.

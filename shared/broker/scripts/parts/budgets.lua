@@ -11,14 +11,8 @@
 -- its budgets can be used up, or MANY without one. The scripts that count ends decrease it; once it is below 0, the rows
 -- are added to the amounts, and it is set again. It expires at the next renewal of any budget.
 -- The field "budgets" of "queue" is 'some', or 'used up' while a budget may be used up, so that requests are checked
--- only then; it is absent without budgets.
+-- only then; it is absent without budgets. marks.budgets is this field in scripts that read it, false if it is absent.
 local budgets -- the functions below, nil until they are needed
-
--- Return the field "budgets" of "queue"; false without budgets.
-local function budgets_mark(prefix)
-  if marks.budgets == nil then marks.budgets = redis.call('HGET', prefix .. 'queue', 'budgets') end
-  return marks.budgets
-end
 
 -- Create these functions at their first use, because most calls of scripts need none.
 local function open_budgets()

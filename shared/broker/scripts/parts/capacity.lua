@@ -33,7 +33,9 @@ local ONLY_KEPT = 1000
 -- all, if it is nil. preferred has engines to wake first, if they have capacity, and for how many of the requests each.
 local MAX_UNSUITABLE = 8 -- engines are mostly alike: if these cannot take the requests, others rarely can
 local function wake_engines(prefix, num_requests, num_for_kept, preferred)
-  if num_requests < 1 or redis.call('HEXISTS', prefix .. 'queue', 'paused') == 1 then return end
+  if num_requests < 1 then return end
+  if marks.paused == nil then marks.paused = redis.call('HGET', prefix .. 'queue', 'paused') end
+  if marks.paused then return end
   local vacant, num_woken, num_kept_woken, unsuitable = prefix .. 'vacant', 0, 0, {}
   local function is_suitable(engine, fullness)
     if not num_for_kept or fullness < ONLY_KEPT then return true end

@@ -1,4 +1,4 @@
--- uses: settling
+-- uses: settling, images
 -- How a request ends, or is queued again.
 
 -- End the wait of a request for input: it continues or ends, so it counts as started again. While it was the only
@@ -42,22 +42,6 @@ local function note_end_move(prefix, id, state, request, cause)
     .. math.max(0, now_ms() - started))
 end
 
--- Images of requests have keys of their own, once each, while any request needs them. images are digests separated by
--- spaces. user is a request's id, or parked_user of it if the request is in the dead letter.
-local function parked_user(id) return '{parked}' .. id end
-
-local function hold_images(prefix, user, images)
-  for digest in string.gmatch(images, '%S+') do redis.call('SADD', prefix .. 'image_users:' .. digest, user) end
-end
-
-local function release_images(prefix, user, images)
-  for digest in string.gmatch(images, '%S+') do
-    local users = prefix .. 'image_users:' .. digest
-    attempt('SREM', users, user)
-    if attempt('SCARD', users) == 0 then redis.call('DEL', prefix .. 'image:' .. digest) end
-  end
-end
-
 local function is_sound_end(request)
   local is_placed = request.entry and is_entry(request.entry) or not request.entry and whole(request.charged) and whole(request.charged_at)
   return is_placed and is_live(request.state) and (not request.line or LINES[request.line]) and whole(request.ttl)
@@ -98,8 +82,8 @@ local function close_unsettled(prefix, key, id, state, cause, request)
     request = all_fields_of(key)
   end
   move(key, request.state, state, note_end_move(prefix, id, state, request, cause))
-  count_use(request, state)
-  if not is_one_of_many then write_use(prefix) end
+  open_ledger().count(request, state)
+  if not is_one_of_many then open_ledger().write(prefix) end
   if request.entry or request.line then redis.call('HDEL', key, 'entry', 'line') end
   if request.warm then
     redis.call('HDEL', key, 'warm')
@@ -207,7 +191,7 @@ local function put_back(prefix, key, id, line, kind, cause)
     request.count or 0, request.engine or '', cause_line(cause)))
   redis.call('HDEL', key, 'engine')
   if kind == 'reclaimed' then
-    local past = {open_ledger().read_past(request.past)}
+    local past = {open_ledger().books().read_past(request.past)}
     past[5] = whole(request.count) or 0
     redis.call('HSET', key, 'past', table.concat(past, ' '))
   end

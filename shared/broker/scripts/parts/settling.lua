@@ -203,13 +203,13 @@ end
 
 -- Write the collected effects.
 local function settle_ends(prefix)
-  write_use(prefix)
-  if not ends then return spend_use(prefix) end
+  open_ledger().write(prefix)
+  if not ends then return open_ledger().spend(prefix) end
   write_counts()
   remove_from_lists(prefix)
   settle_started(prefix)
   if #ends.served > 0 then service.count_served(prefix, ends.served) end
-  spend_use(prefix)
+  open_ledger().spend(prefix)
   local tenants = ends.tenants
   ends = nil -- unblocking may end other requests, which are settled separately
   for tenant, effects in pairs(tenants) do
