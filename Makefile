@@ -49,14 +49,12 @@ test-fast: $(VENV)/.installed-dev
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	mkdir -p $(VENV)/typing/penstock
-	for part in $(PARTS); do ln -sfn "$(CURDIR)/$$part" $(VENV)/typing/penstock/$$part; done
-	@# Two at once. Each of pyright's own two threads would infer most of the sources' types, and again by the names
-	@# that tests know them by: half as much again to compute. Node's space for young objects is small by default, and
-	@# what outlives it is copied.
-	export NODE_OPTIONS="$(NODE_OPTIONS) --max-semi-space-size=64"; \
-		$(BIN)/pyright --pythonpath $(BIN)/python $(PARTS) & sources=$$!; \
-		$(BIN)/pyright --pythonpath $(BIN)/python tests; tests=$$?; wait $$sources && exit $$tests
+	mkdir -p build/typing/penstock
+	for part in $(PARTS); do ln -sfn "$(CURDIR)/$$part" build/typing/penstock/$$part; done
+	@# The sources by the names that tests import them by, else their types would be inferred twice, as by each of
+	@# pyright's own two threads. Node's space for young objects is small by default, and what outlives it is copied.
+	NODE_OPTIONS="$(NODE_OPTIONS) --max-semi-space-size=64" \
+		$(BIN)/pyright --pythonpath $(BIN)/python $(PARTS:%=build/typing/penstock/%) tests
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
