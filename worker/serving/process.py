@@ -221,12 +221,14 @@ class WorkerProcess:
         return await self._core.start(config, self._config.visible_devices)
 
     async def _allocate_cache(self) -> None:
-        """Let the core of a former standby allocate its KV cache.
+        """Let the core of a former standby allocate its KV cache; others have one.
 
         Raises:
             CoreLostError: the core has ended.
             EngineCallError: the memory does not become free.
         """
+        if not self._config.standby_number:
+            return
         try:
             await allocate_cache(self._core.call)
         except EngineDeadError as error:
@@ -256,10 +258,9 @@ class WorkerProcess:
 
     async def _announce(self, ready: Ready, codec: TextCodec) -> None:
         """Publish that the engine serves from now on."""
-        if self._config.standby_number:
-            await self._allocate_cache()
         self._heartbeat.weights_version = ready.weights_version
-        await self._register(ready, codec)
+        # Clients see the card before READY, and do not need the cache for it.
+        await asyncio.gather(self._allocate_cache(), self._register(ready, codec))
         self._heartbeat.core_pid = self._core.pid
         # Before READY, because callers that refuse to wait for an engine check whether one holds a lease.
         await self._service.take_lease()

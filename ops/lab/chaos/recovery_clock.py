@@ -35,3 +35,7 @@ class RecoveryClock:
         now = time.monotonic()
         if now - self._deaths[request_id][-1] > IN_FLIGHT_S:
             self.recoveries_s += [now - died_at for died_at in self._deaths.pop(request_id)]
+
+    def ended(self, request_id: str) -> None:
+        """Forget a request whose last delta was in flight when its engine died: no other one follows."""
+        self._deaths.pop(request_id, None)

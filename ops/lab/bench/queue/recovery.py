@@ -142,6 +142,7 @@ async def _stream_for_ever(client: Client, clock: RecoveryClock, name: str) -> N
         request_id = f"{name}-{number}"
         async for _ in client.stream(PROMPT, PARAMS, request_id=request_id):
             clock.saw(request_id)
+        clock.ended(request_id)
         number += 1
 
 
