@@ -47,16 +47,12 @@ def normed_linear(
         return out, sums
     block = _BLOCK_BYTES // hidden.itemsize
     _normed_linear_kernel[(triton.cdiv(num_outputs, _OUTPUTS),)](
-        _in_rows(hidden), _in_rows(residual), norm_weight.contiguous(), weight, weight if bias is None else bias,
+        hidden.contiguous(), residual.contiguous(), norm_weight.contiguous(), weight, weight if bias is None else bias,
         out, sums, num_rows, num_outputs, eps,
         SIZE=size, HAS_BIAS=bias is not None, ACTIVATION=activation,
         ROWS=MAX_ROWS, OUTPUTS=_OUTPUTS, BLOCK=block, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out, sums
-
-
-def _in_rows(rows: Tensor) -> Tensor:
-    return rows if rows.is_contiguous() else rows.contiguous()
 
 
 @triton.jit

@@ -71,6 +71,19 @@ async def until_serving(stack: LocalStack, num_restarts: int) -> EngineHeartbeat
     return await until_state(stack, num_restarts, EngineState.READY, EngineState.BUSY)
 
 
+async def take_over(stack: LocalStack, num_restarts: int, waiting: dict[str, Any]) -> None:
+    """Kill the core that serves after this many restarts, and wait until ``waiting`` serves."""
+    kill((await until_serving(stack, num_restarts)).core_pid)
+    assert (await until_serving(stack, num_restarts + 1)).core_pid == waiting["core_pid"]
+
+
+def write_other_weights(folder: Path) -> None:
+    """Copy the demo model into ``folder``, with other weights."""
+    shutil.copytree(MODEL, folder)
+    weights = load_file(MODEL / "model.safetensors")
+    save_file({name: 1.01 * tensor for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
 async def test_generations_resume_at_the_standby(start: Start, gate: Gate, tmp_path: Path) -> None:
     cats = write_adapter(tmp_path / "cats", load_base(MODEL), R4, seed=0, size=0.4)
     stack = await start(1, *OPTIONS, "--enable-lora")
@@ -114,9 +127,7 @@ async def test_generations_resume_at_the_standby(start: Start, gate: Gate, tmp_p
 async def test_a_standby_follows_when_the_weights_change(start: Start, gate: Gate, tmp_path: Path) -> None:
     """An engine that sleeps frees the memory, and no process serves weights that were replaced."""
     other = tmp_path / "other"
-    shutil.copytree(MODEL, other)
-    weights = load_file(MODEL / "model.safetensors")
-    save_file({name: 1.01 * tensor for name, tensor in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    write_other_weights(other)
     stack = await start(1, *OPTIONS)
     async with Client.connect(stack.url) as client:
         waiting = await standby(stack, 1)
@@ -124,9 +135,7 @@ async def test_a_standby_follows_when_the_weights_change(start: Start, gate: Gat
         family.append(psutil.Process(family[0].ppid()))
         # Its weights leave memory, and so do those of the standby and the keeper.
         await client.sleep(2)
-        async with asyncio.timeout(DEADLINE_S):
-            while not all(map(is_gone, family)):
-                await asyncio.sleep(0.02)
+        await until(lambda: all(map(is_gone, family)), DEADLINE_S, "a process of the standby stayed")
         # The engine dies asleep, and sleeps on.
         (beat,) = await engines(stack.url)
         kill(beat.core_pid)
@@ -135,8 +144,7 @@ async def test_a_standby_follows_when_the_weights_change(start: Start, gate: Gat
         # Awake it has a keeper again.
         waiting = await standby(stack, 2)
         whole, watched = await start_streams(client, gate)
-        kill((await until_serving(stack, 1)).core_pid)
-        assert (await until_serving(stack, 2)).core_pid == waiting["core_pid"]
+        await take_over(stack, 1, waiting)
         waiting = await standby(stack, 3)
         await finish(watched, whole, gate)
 
@@ -160,8 +168,7 @@ async def test_a_standby_follows_when_the_weights_change(start: Start, gate: Gat
         waiting = await standby(stack, 5)
         assert is_gone(former)
         whole, watched = await start_streams(client, gate)
-        kill((await until_serving(stack, 3)).core_pid)
-        assert (await until_serving(stack, 4)).core_pid == waiting["core_pid"]
+        await take_over(stack, 3, waiting)
         await standby(stack, 6)
         await finish(watched, whole, gate)
 

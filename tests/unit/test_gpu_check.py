@@ -369,8 +369,8 @@ def test_the_goal_of_a_standby_is_met_by_the_slowest_of_all_requests() -> None:
 
     good = part(0.3, 0.9, 0.2)
     assert (state(good), state(part(0.1, 1.1)), state({})) == ("met", "not met", "not measured")
-    told = "  kill to next token p50 0.300 s, greatest of 3 0.900 s; the standby takes 3.00 GiB"
-    assert list(lines_of("standby big", good))[1:] == [told]
+    line = "  kill to next token p50 0.300 s, greatest of 3 0.900 s; the standby takes 3.00 GiB"
+    assert list(lines_of("standby big", good))[1:] == [line]
 
 
 def test_goals_of_sleep_are_met_by_fast_wakes_that_leave_no_memory() -> None:

@@ -127,11 +127,11 @@ class WaitingProcess:
     ) -> None:
         self._make_source = make_source
         self.deepest_sleep = deepest_sleep
-        self._keeper: _WeightsSource | None = None
+        self._source: _WeightsSource | None = None
         self._process: EngineProcess | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._weights: _Weights | None = None
-        self._keeper_bytes = 0
+        self._source_bytes = 0
         self._numbers = itertools.count(1)
 
     @property
@@ -143,12 +143,12 @@ class WaitingProcess:
         if config.starts_asleep:
             self.end_standby("the engine sleeps")
             return config
-        if self._keeper is None or not self._keeper.keeps(config):
+        if self._source is None or not self._source.keeps(config):
             self.end_standby("the keeper of the weights has ended, or has other weights")
-            self._keeper = await self._make_source(config)
-        if self._keeper is None:
+            self._source = await self._make_source(config)
+        if self._source is None:
             return config
-        return msgspec.structs.replace(config, weights_keeper=self._keeper.address)
+        return msgspec.structs.replace(config, weights_keeper=self._source.address)
 
     def take_process(self, config: WorkerConfig) -> EngineProcess | None:
         process = self.waiting_process
@@ -168,11 +168,11 @@ class WaitingProcess:
 
     def end_standby(self, reason: str) -> None:
         self._stop_standby()
-        if self._keeper is not None:
-            log.info("standby_ended", engine_id=self._keeper.engine_id, reason=reason)
-            self._keeper_bytes = self._keeper.num_bytes()
-            self._keeper.kill_keeper()
-            self._keeper = None
+        if self._source is not None:
+            log.info("standby_ended", engine_id=self._source.engine_id, reason=reason)
+            self._source_bytes = self._source.num_bytes()
+            self._source.end()
+            self._source = None
 
     def _stop_standby(self) -> None:
         if self._keeping is not None:
@@ -183,29 +183,29 @@ class WaitingProcess:
             self._process = None
 
     async def _keep_ready(self, config: WorkerConfig) -> None:
-        if self._keeper is None:
+        if self._source is None:
             await asyncio.sleep(START_DELAY_S)
             # The engine has a copy of the weights that no other process uses.
             free_bytes = await asyncio.to_thread(free_host_bytes)
-            if free_bytes < self._keeper_bytes:
-                reason = f"{format_bytes(free_bytes)} are free, a keeper takes {format_bytes(self._keeper_bytes)}"
+            if free_bytes < self._source_bytes:
+                reason = f"{format_bytes(free_bytes)} are free, a keeper takes {format_bytes(self._source_bytes)}"
                 log.warning("standby_missing", engine_id=config.engine_id, reason=reason)
                 return
-            self._keeper = await self._make_source(config)
-        if self._keeper is not None:
-            await self._replace_forever(config, self._keeper)
+            self._source = await self._make_source(config)
+        if self._source is not None:
+            await self._replace_forever(config, self._source)
 
-    async def _replace_forever(self, config: WorkerConfig, keeper: _WeightsSource) -> None:
+    async def _replace_forever(self, config: WorkerConfig, source: _WeightsSource) -> None:
         """Run one process on standby after the other, until there is an obstacle."""
         delay_s = START_DELAY_S
         for num_deaths in itertools.count(1):
             await asyncio.sleep(delay_s)
-            if obstacle := await keeper.obstacle(config):
+            if obstacle := await source.obstacle(config):
                 log.warning("standby_missing", engine_id=config.engine_id, reason=obstacle)
                 return
             death = await self._run_standby(
                 msgspec.structs.replace(
-                    config, weights_keeper=keeper.address, standby_number=next(self._numbers), starts_asleep=0
+                    config, weights_keeper=source.address, standby_number=next(self._numbers), starts_asleep=0
                 )
             )
             log.warning("standby_lost", engine_id=config.engine_id, cause=death)
@@ -254,7 +254,7 @@ class _Weights(NamedTuple):
 
 
 class _WeightsSource(Protocol):
-    """Where the processes of an engine get their weights from."""
+    """Source of the weights for the processes of an engine."""
 
     @property
     def engine_id(self) -> str: ...
@@ -276,7 +276,7 @@ class _WeightsSource(Protocol):
         """Return the bytes of the host's memory that it uses, shared or not; 0 if it has ended."""
         ...
 
-    def kill_keeper(self) -> None:
+    def end(self) -> None:
         """End it. The processes that have weights from it stay."""
         ...
 
@@ -322,7 +322,7 @@ class _OwnWeights:
     def num_bytes(self) -> int:
         return 0
 
-    def kill_keeper(self) -> None:
+    def end(self) -> None:
         pass
 
 
@@ -336,7 +336,7 @@ async def _fork_keeper(config: WorkerConfig) -> _Keeper | None:
 
 
 class _Keeper:
-    """A keeper of weights, forked by the fork server. It ends with ``kill_keeper``, and with this process."""
+    """A keeper of weights, forked by the fork server. It ends with ``end``, and with this process."""
 
     def __init__(
         self, config: WorkerConfig, folder: tempfile.TemporaryDirectory[str], lifeline: int, process: ForkedProcess
@@ -394,7 +394,7 @@ class _Keeper:
         except psutil.NoSuchProcess:
             return 0
 
-    def kill_keeper(self) -> None:
+    def end(self) -> None:
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         os.close(self._lifeline)

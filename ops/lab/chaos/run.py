@@ -137,16 +137,7 @@ async def _run_under_chaos(
         undisturbed = await _undisturbed(stack, requests, options, watch)
         console.print(f"… {undisturbed.tokens_per_s:,.0f} tokens/s; the same under fire …")
         clock, tokens = RecoveryClock(), EveryFewTokens(options.interval_tokens)
-        disturber = Disturber(
-            stack,
-            options.seed,
-            tokens if options.interval_tokens else EveryFewSeconds(options.interval_s),
-            clock,
-            trio,
-            loses_data=options.loses_data,
-            has_ranks=options.num_ranks > 1,
-            watch=watch,
-        )
+        disturber = _make_disturber(stack, options, tokens, clock, trio, watch)
 
         def on_delta(request: ChaosRequest, request_id: str, delta: Delta) -> None:
             clock.saw(request_id)
@@ -191,6 +182,26 @@ async def _run_under_chaos(
         disturbed_tokens_per_s=disturbed.tokens_per_s,
         recoveries_s=clock.recoveries_s,
         swaps=swaps,
+    )
+
+
+def _make_disturber(
+    stack: LocalStack,
+    options: ChaosOptions,
+    tokens: EveryFewTokens,
+    clock: RecoveryClock,
+    trio: SentinelTrio | None,
+    watch: SwapWatch | None,
+) -> Disturber:
+    return Disturber(
+        stack,
+        options.seed,
+        tokens if options.interval_tokens else EveryFewSeconds(options.interval_s),
+        clock,
+        trio,
+        loses_data=options.loses_data,
+        has_ranks=options.num_ranks > 1,
+        watch=watch,
     )
 
 

@@ -117,16 +117,8 @@ def measure_sleep(shape: str, plan: Plan, scratch: Path, limit_s: float) -> dict
     Raises:
         PartFailedError: no level ended in time.
     """
-    started = time.monotonic()
-    folder, output = _model_folder(shape, plan, scratch, limit_s), scratch / f"sleep-{shape}.out.json"
-    command = [sys.executable, "-m", "penstock.ops.lab.gpu_check.sleep_times", "--model", str(folder)]
-    command += ["--device", plan.device, "--cycles", str(plan.num_sleeps)]
-    command += ["--max-model-len", str(plan.max_model_len), "--output", str(output)]
-    output.unlink(missing_ok=True)
-    ended = run_program(command, output.with_suffix(".log"), limit_s - (time.monotonic() - started))
-    if not output.exists():
-        raise PartFailedError(ended.error or "it wrote no result")
-    levels = [sleep_figures(level) for level in json.loads(output.read_text())["levels"]]
+    result, ended = _run_times("sleep", ["--cycles", str(plan.num_sleeps)], shape, plan, scratch, limit_s)
+    levels = [sleep_figures(level) for level in result["levels"]]
     return {"error": ended.error or None, "levels": levels}
 
 
@@ -136,16 +128,28 @@ def measure_standby(shape: str, plan: Plan, scratch: Path, limit_s: float) -> di
     Raises:
         PartFailedError: it did not end in time.
     """
+    options = ["--kills", str(plan.num_kills), "--kv-cache-memory", str(_STANDBY_CACHE_BYTES[plan.device])]
+    result, ended = _run_times("standby", options, shape, plan, scratch, limit_s)
+    return {"error": ended.error or None, **standby_figures(result)}
+
+
+def _run_times(
+    name: str, options: list[str], shape: str, plan: Plan, scratch: Path, limit_s: float
+) -> tuple[dict[str, Any], Ended]:
+    """Run the program ``{name}_times`` on a model of a shape; return its results, and how it ended.
+
+    Raises:
+        PartFailedError: it wrote nothing in time.
+    """
     started = time.monotonic()
-    folder, output = _model_folder(shape, plan, scratch, limit_s), scratch / f"standby-{shape}.out.json"
-    command = [sys.executable, "-m", "penstock.ops.lab.gpu_check.standby_times", "--model", str(folder)]
-    command += ["--device", plan.device, "--kills", str(plan.num_kills), "--max-model-len", str(plan.max_model_len)]
-    command += ["--kv-cache-memory", str(_STANDBY_CACHE_BYTES[plan.device]), "--output", str(output)]
+    folder, output = _model_folder(shape, plan, scratch, limit_s), scratch / f"{name}-{shape}.out.json"
+    command = [sys.executable, "-m", f"penstock.ops.lab.gpu_check.{name}_times", "--model", str(folder)]
+    command += ["--device", plan.device, "--max-model-len", str(plan.max_model_len), *options, "--output", str(output)]
     output.unlink(missing_ok=True)
     ended = run_program(command, output.with_suffix(".log"), limit_s - (time.monotonic() - started))
     if not output.exists():
         raise PartFailedError(ended.error or "it wrote no result")
-    return {"error": ended.error or None, **standby_figures(json.loads(output.read_text()))}
+    return json.loads(output.read_text()), ended
 
 
 def lack_gpus(variant: Variant, scratch: Path, limit_s: float) -> dict[str, Any]:

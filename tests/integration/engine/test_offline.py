@@ -59,10 +59,10 @@ def test_a_mistake_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "workload.json").write_text('{"requests": []}')
     command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", "/no/such/folder"]
     command += ["--workload", str(tmp_path / "workload.json"), "--output", str(tmp_path / "output.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: model folder '/no/such/folder' does not exist; give a folder that holds")
-    assert done.stderr.count("\n") == 1
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: model folder '/no/such/folder' does not exist; give a folder that holds")
+    assert result.stderr.count("\n") == 1
 
 
 def test_a_workload_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

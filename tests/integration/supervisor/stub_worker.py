@@ -34,8 +34,8 @@ def main() -> None:
     # Without a buffer, which might hold the next line, too, and ``select`` would not see it.
     lines = open(0, "rb", buffering=0)  # noqa: SIM115  # read until this process ends
     config = json.loads(lines.readline())
-    told = Path(os.environ["STUB_FOLDER"]) / config["engine_id"]
-    behaviour = told.read_text() if told.exists() else "serve"
+    file = Path(os.environ["STUB_FOLDER"]) / config["engine_id"]
+    behaviour = file.read_text() if file.exists() else "serve"
 
     def say(state: str, **more: object) -> None:
         beat = {name: config[name] for name in ("worker_id", "engine_id", "engine_name")}

@@ -20,7 +20,7 @@ def rounded() -> Sequence[Tensor]:
 
 
 def wrong() -> Sequence[Tensor]:
-    """One row of three is wrong, by a percent."""
+    """Return results of which one row of three is off by a percent."""
     results = right()
     results[0][1] *= 1.01
     return results

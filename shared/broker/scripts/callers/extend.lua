@@ -28,7 +28,8 @@ if number > num_chunks then return {'gap', num_chunks} end
 if number > tonumber(ARGV[7]) then return {'full', 'chunks', tonumber(ARGV[7])} end
 if num_bytes > tonumber(ARGV[8]) then return {'full', 'bytes', tonumber(ARGV[8])} end
 
-local refusal = redis.call('HGET', prefix .. 'queue', 'budgets') == 'used up' and open_budgets().refusal(prefix, request.tenant, request.account)
+local refusal = redis.call('HGET', queue, 'budgets') == 'used up'
+  and open_budgets().refusal(prefix, request.tenant, request.account)
 if refusal then return refusal end
 redis.call('RPUSH', input, chunk)
 redis.call('HSET', key, 'chunks', num_chunks + 1, 'input_bytes', num_bytes)

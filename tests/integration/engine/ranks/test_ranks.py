@@ -413,6 +413,6 @@ def test_nothing_is_written_into_files_that_were_opened_after_the_end() -> None:
     """torch's file of the ranks' meeting was opened by its number once more when it was destroyed."""
     python = os.environ.get(WARM_PYTHON_VARIABLE, sys.executable)
     command = [python, "-m", "tests.integration.engine.ranks.closed_engine", str(DEMO_MODEL)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "0"
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "0"

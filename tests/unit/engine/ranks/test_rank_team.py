@@ -160,11 +160,11 @@ def test_several_threads_receive_whole_messages() -> None:
     threads = [threading.Thread(target=receive) for _ in range(4)]
     for thread in threads:
         thread.start()
-    sent = [[number] * 1000 for number in range(200)]
-    for message in sent:
+    messages = [[number] * 1000 for number in range(200)]
+    for message in messages:
         its_end.send(message)
     its_end.close()
     for thread in threads:
         thread.join()
     channel.close()
-    assert sorted(received) == sent
+    assert sorted(received) == messages
