@@ -94,6 +94,13 @@ class Call:
             state.ended.set()
 
 
+def _grammar(value: Any) -> str:
+    """Return a grammar or schema as text, without the key that a server without LLGuidance ignores."""
+    if isinstance(value, dict):
+        value = {name: part for name, part in value.items() if name != "x-guidance"}
+    return json.dumps(value) if value else ""
+
+
 def _logprobs(token_id: int, number: int) -> list[tuple[int, float]]:
     """Return as many log probabilities: another token's, and then that of the chosen one."""
     return [(token_id + 1, -0.5), (token_id, -1.5)][:number]
@@ -130,8 +137,7 @@ class LlamaServer:
             return JSONResponse({"error": error}, status_code=400)
         record: dict[str, Any] = {"body": body, "end": "refused"}
         self._state.calls.append(record)
-        grammar = json.dumps(body.get("json_schema") or body.get("grammar") or "")
-        grammar = "" if grammar == '""' else grammar
+        grammar = _grammar(body.get("json_schema") or body.get("grammar") or "")
         call = Call(body["prompt"], body["n_predict"], grammar, body["ignore_eos"], record)
         if body["stream"]:
             stream = self._stream(call, body, fails=FAILURE in biases)
