@@ -57,10 +57,12 @@ class ShardedCommands(CommandConnection):
         return self if place == HOME else self._shards[place].link_to(key)
 
     async def execute(self, *args: Any, retry: bool = True, waits_if_full: bool = True) -> Any:
-        model = self._keys.model_of(routing_key(args))
+        # ``run_script`` has found the server of a script. If this did so again, the script's text, which follows a hash
+        # that a server does not know, would be sent each time the model is looked for.
+        model = None if args[0] in ("EVAL", "EVALSHA") else self._keys.model_of(routing_key(args))
         if model is None:
             return await super().execute(*args, retry=retry, waits_if_full=waits_if_full)
-        mark = None if args[0] in ("EVAL", "EVALSHA") else self._keys.model(model).place
+        mark = self._keys.model(model).place
 
         def run(place: str, *command: Any) -> Awaitable[Any]:
             if place == HOME:
@@ -69,7 +71,7 @@ class ShardedCommands(CommandConnection):
 
         async def checked(place: str) -> Any:
             reply = await run(place, *args)
-            elsewhere = mark and await run(place, "GET", mark)
+            elsewhere = await run(place, "GET", mark)
             if elsewhere:
                 raise ResponseError(f"ELSEWHERE {elsewhere.decode()}")
             return reply
@@ -81,7 +83,6 @@ class ShardedCommands(CommandConnection):
         home = super()
 
         def run(place: str) -> Awaitable[Any]:
-            # At home it comes back here, to ``execute``.
             at = home if place == HOME else self._shards[place]
             return at.run_script(script, keys, args, **how)
 

@@ -206,6 +206,28 @@ async def test_an_unfinished_move_is_reported_with_the_remedy(
     assert await broker.enqueue("r2", b"payload", result_ttl_ms=60_000) == NEW
 
 
+@pytest.mark.parametrize("source", ["home", "a"])
+async def test_waiting_for_a_move_sends_the_text_of_a_script_once(
+    connect: Connect, plain: Plain, mover: ShardMover, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """The text has over 100 kB, and each waiting process asks ten times a second."""
+    await place(plain["home"], "m", source)
+    broker = Broker(connect(retry_for_s=1.0), M)
+    await broker.enqueue("r", b"payload", result_ttl_ms=60_000)
+
+    async def die() -> None:
+        raise Killed
+
+    before_step(monkeypatch, "settle", die)
+    with pytest.raises(Killed):
+        await mover.move("m", "b")
+    await plain["b"].execute("CONFIG", "RESETSTAT")
+    with pytest.raises(RedisUnavailableError, match="on its way"):
+        await broker.enqueue("r2", b"payload", result_ttl_ms=60_000)
+    stats = await plain["b"].execute("INFO", "commandstats")
+    assert b"cmdstat_eval:calls=1," in stats
+
+
 STEPS = ("depart", "arrive", "write_keys", "settle", "switch", "close_move")
 
 
