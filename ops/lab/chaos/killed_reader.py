@@ -7,6 +7,7 @@ takes the id and the model of a request from standard input, and prints the delt
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -15,6 +16,9 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from ....producer import Client, Delta, PenstockError
+
+# A reader that is not connected by then prints its stacks and ends; the request, which waits for it, goes on.
+MAX_START_S = 60.0
 
 
 class KilledReaders:
@@ -62,6 +66,7 @@ class KilledReaders:
 
 async def _print_stream(url: str, shards: dict[str, str]) -> None:
     async with Client.connect(url, shards=shards) as client:
+        faulthandler.cancel_dump_traceback_later()
         print(flush=True)
         request_id, model = msgspec.json.decode(sys.stdin.readline())
         async for delta in (await client.handle(request_id, model=model)).stream():
@@ -70,6 +75,7 @@ async def _print_stream(url: str, shards: dict[str, str]) -> None:
 
 def main() -> int:
     """Return 1 if the stream could not be read."""
+    faulthandler.dump_traceback_later(MAX_START_S, exit=True)
     try:
         asyncio.run(_print_stream(sys.argv[1], msgspec.json.decode(sys.argv[2])))
     except PenstockError as error:
