@@ -31,6 +31,8 @@ SCAN_COUNT = 1000
 # Of one script, which holds up the server.
 MAX_BYTES = 1 << 20
 MAX_ROWS = 200
+# Read at the same time, so that round trips do not add up. Each key may have the largest payload of a request.
+KEYS_AT_ONCE = 32
 # A longer stream is copied in pieces; a lane may hold any number of requests.
 MAX_ENTRIES = 500
 
@@ -210,31 +212,44 @@ class _Move:
     async def _dump_rows(self, names: list[bytes]) -> AsyncIterator[list[Row]]:
         rows: list[Row] = []
         num_bytes = 0
-        for name in names:
-            async for row in self._rows_of(name):
-                rows.append(row)
-                num_bytes += sum(len(part) for part in row if isinstance(part, bytes))
-                if num_bytes > MAX_BYTES or len(rows) == MAX_ROWS:
-                    yield rows
-                    rows, num_bytes = [], 0
+        async for row in self._rows_of(names):
+            rows.append(row)
+            num_bytes += sum(len(part) for part in row if isinstance(part, bytes))
+            if num_bytes > MAX_BYTES or len(rows) == MAX_ROWS:
+                yield rows
+                rows, num_bytes = [], 0
         if rows:
             yield rows
 
-    async def _rows_of(self, name: bytes) -> AsyncIterator[Row]:
+    async def _rows_of(self, names: list[bytes]) -> AsyncIterator[Row]:
+        for start in range(0, len(names), KEYS_AT_ONCE):
+            part = names[start : start + KEYS_AT_ONCE]
+            for name, rows in zip(part, await asyncio.gather(*map(self._dump, part)), strict=True):
+                if rows is None:
+                    async for row in self._rows_of_long_stream(name):
+                        yield row
+                else:
+                    for row in rows:
+                        yield row
+
+    async def _dump(self, name: bytes) -> list[Row] | None:
+        """Return the row of a key, or no row if the key has expired; None for a stream to be copied in pieces."""
         execute = self._source.link_to(self._keys.place).execute
         if await execute("TYPE", name) == b"stream" and await execute("XLEN", name) > MAX_ENTRIES:
-            yield "delete", name  # a piece may have come twice
-            start = b"-"
-            while entries := await execute("XRANGE", name, start, "+", "COUNT", MAX_ENTRIES):
-                for entry_id, fields in entries:
-                    yield "add", name, entry_id, len(fields), *fields
-                start = b"(" + entries[-1][0]
-            flat = await execute("XINFO", "STREAM", name)
-            yield "last", name, dict(zip(flat[::2], flat[1::2], strict=True))[b"last-generated-id"]
-            return
+            return None
         ttl_ms, dump = await asyncio.gather(execute("PTTL", name), execute("DUMP", name))
-        if dump is not None:
-            yield "restore", name, max(0, ttl_ms), dump
+        return [] if dump is None else [("restore", name, max(0, ttl_ms), dump)]
+
+    async def _rows_of_long_stream(self, name: bytes) -> AsyncIterator[Row]:
+        execute = self._source.link_to(self._keys.place).execute
+        yield "delete", name  # a piece may have come twice
+        start = b"-"
+        while entries := await execute("XRANGE", name, start, "+", "COUNT", MAX_ENTRIES):
+            for entry_id, fields in entries:
+                yield "add", name, entry_id, len(fields), *fields
+            start = b"(" + entries[-1][0]
+        flat = await execute("XINFO", "STREAM", name)
+        yield "last", name, dict(zip(flat[::2], flat[1::2], strict=True))[b"last-generated-id"]
 
     async def _restore_rows(self, server: CommandConnection, mark: str, rows: list[Row]) -> None:
         try:
