@@ -14,11 +14,14 @@ from penstock.shared.queue.stats import RequestStatus
 from .conftest import CAUSE, enqueue, final, record, take
 
 
-async def learn_rate(broker: Broker, commands: CommandConnection, *, seconds_ago: int = 0) -> None:
-    """Count five requests and 500 tokens as served in each of the last two seconds, by one slot."""
+async def learn_rate(broker: Broker, commands: CommandConnection, *, seconds_ago: int = -3600) -> None:
+    """Count five requests and 500 tokens as served in each of two seconds, by one slot.
+
+    The seconds end in the future by default, so that no time passes since, however slow this machine is.
+    """
     queue, (seconds, micros) = broker.keys.prefix + "queue", await commands.execute("TIME")
     now_ms = 1000 * (int(seconds) - seconds_ago) + int(micros) // 1000
-    await commands.execute("HSET", queue, "rate_held_ms", 2000, "rate_ended_ms", 2000)
+    await commands.execute("HSET", queue, "rate_held_ms", 2000, "rate_ended_ms", 2000, "held_at", now_ms)
     for band in ("interactive", "standard", "batch"):
         entered = int(await commands.execute("HGET", queue, f"entered:{band}") or 0)
         sums = f"2000 {10 / 3} {1000 / 3} 0"
@@ -153,7 +156,7 @@ async def test_when_a_request_is_going_to_start(broker: Broker, queue: Queue, co
     """Counts requests of higher bands, earlier requests and other tenants' turns; unknown without engines."""
 
     async def estimate() -> float | None:
-        await learn_rate(broker, commands)  # anew, since time passes
+        await learn_rate(broker, commands)  # anew, since each command changes it
         return (await status_of(queue, "r2")).estimated_start_s
 
     await enqueue(broker, "r0", "r1", "r2", "r3", tenant="t", num_prompt_tokens=60, max_tokens=40)
