@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from string import Formatter
 
-from ...shared.deployment.audit import AuditEntry
+from ...shared.deployment.audit import ARROW, AuditEntry
 
 # By action: the verb in the past and after "to", and its object. Names in braces are the target and details.
 _CHANGES: Mapping[str, tuple[str, str, str]] = {
@@ -27,8 +27,8 @@ _CHANGES: Mapping[str, tuple[str, str, str]] = {
     "webhook.purge": ("purged", "purge", "webhook event {target}"),
     "worker.drain": ("drained", "drain", "worker {target}"),
     "worker.stop": ("stopped", "stop", "worker {target}"),
-    "worker.scale": ("scaled", "scale", "worker {target} to {num_engines} engines"),
-    "group.scale": ("scaled", "scale", "group {target} to {size} ranks"),
+    "worker.scale": ("scaled", "scale", "worker {target}"),
+    "group.scale": ("scaled", "scale", "group {target} of {model}"),
     "engine.sleep": ("put", "put", "{target} to sleep"),
     "engine.wake_up": ("woke", "wake", "{target}"),
     "engine.reload_weights": ("reloaded", "reload", "the weights of {target}"),
@@ -47,8 +47,6 @@ _CHANGES: Mapping[str, tuple[str, str, str]] = {
     "budget.remove": ("removed", "remove", "a budget of tenant {target}"),
     "dashboard.login": ("logged in", "log in", "to the dashboard"),
 }
-# Between the old and the new value of a changed field.
-ARROW = " → "
 
 
 def audit_sentence(entry: AuditEntry) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from ...shared.deployment.audit import change_words
 from ...shared.deployment.groups import resize_group
 from ...shared.deployment.orders import MARGIN_S
 from ...shared.errors import EngineTimeoutError, ValidationError
@@ -102,7 +103,8 @@ class GroupControl(ClientCore):
         before = await self._ranks(name, group)
         if len(before) == size == before[0].size:
             return before
-        async with self._operations.audit.audited("group.scale", group, model=name, size=size):
+        ranks = change_words(str(before[0].size), str(size)) if before else str(size)
+        async with self._operations.audit.audited("group.scale", group, model=name, ranks=ranks):
             await resize_group(self._commands, self._keys.model(name), group, size)
         former = {rank.generation for rank in before}
         try:

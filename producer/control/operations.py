@@ -12,8 +12,8 @@ import msgspec
 from ...shared.broker import DeadLetter, Queue, RequestFilter
 from ...shared.broker.bulk import cancel_matching, purge_parked, replay_parked, retry_matching
 from ...shared.connection import CommandConnection
-from ...shared.deployment.audit import Audit
-from ...shared.deployment.orders import check_worker, make_leave, order_scale, scale_worker, send_to_worker
+from ...shared.deployment.audit import Audit, change_words
+from ...shared.deployment.orders import check_worker, make_leave, order_scale, scale_words, scale_worker, send_to_worker
 from ...shared.errors import ConfigurationError, RequestNotFoundError
 from ...shared.keys import Keys
 from ...shared.messages.supervision import DrainCommand, StopCommand, WorkerCommand
@@ -85,7 +85,7 @@ class Operations:
                 await WebhookTargets(self._connection, self._keys).admit(target)
             former = next((one for one in await store.read_all() if one.name == budget.name), None)
             limit = _budget_words(budget)
-            details["limit"] = limit if former is None else _change_words(_budget_words(former), limit)
+            details["limit"] = limit if former is None else change_words(_budget_words(former), limit)
             if budget.period is Period.ALL:
                 now = int((await self._connection.execute("TIME"))[0])
                 budget = msgspec.structs.replace(budget, since=now if former is None else former.since)
@@ -217,7 +217,8 @@ class Operations:
             PenstockError: it does not serve with that number after ``patience_s``.
         """
         execute, keys = self._connection.execute, self._keys
-        async with self.audit.audited("worker.scale", worker_id, num_engines=num_engines):
+        async with self.audit.audited("worker.scale", worker_id) as details:
+            details["engines"] = await scale_words(execute, keys, worker_id, num_engines)
             if patience_s:
                 await scale_worker(execute, keys, worker_id, num_engines, patience_s)
             else:
@@ -266,10 +267,6 @@ def _budget_words(budget: Budget) -> str:
     return f"{format_number(budget.limit, separator=',')} {budget.unit} {PERIOD_WORDS[budget.period]}"
 
 
-def _change_words(before: str, after: str) -> str:
-    return f"{after}, unchanged" if before == after else f"{before} → {after}"
-
-
 async def _policy_changes(read: Callable[[], Awaitable[P]], after: P) -> dict[str, str]:
     """Return the fields of a policy that change, with the value before and after, or that none does."""
     try:
@@ -277,7 +274,7 @@ async def _policy_changes(read: Callable[[], Awaitable[P]], after: P) -> dict[st
     except ConfigurationError:
         return {"policy": after.encode().decode()}  # the former one is unreadable
     old, new = _policy_fields(before), _policy_fields(after)
-    changes = {name: _change_words(old[name], value) for name, value in new.items() if value != old[name]}
+    changes = {name: change_words(old[name], value) for name, value in new.items() if value != old[name]}
     return changes or {"policy": "unchanged"}
 
 

@@ -33,6 +33,8 @@ MAX_DETAIL_CHARS = 200
 MAX_READ = 1000
 # Channels of operators; all others are apps.
 _OPERATORS = ("cli", "dashboard", "top")
+# Between the old and the new value of a changed field.
+ARROW = " → "
 # A change does not wait for a Redis that is unavailable, or full.
 PATIENCE_S = 5.0
 
@@ -93,6 +95,11 @@ class AuditEntry(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
 
 
 _actor: ContextVar[Actor | None] = ContextVar("penstock_actor", default=None)
+
+
+def change_words(before: str, after: str) -> str:
+    """Return a detail of an entry: a value before and after a change, or that it is unchanged."""
+    return f"{after}, unchanged" if before == after else f"{before}{ARROW}{after}"
 
 
 def current_actor() -> Actor:

@@ -13,6 +13,7 @@ from ..keys import Keys
 from ..messages.devices import DeviceModel, DeviceRecord, ModelPhase
 from ..messages.supervision import EngineState, ModelAction, ModelCommand, ScaleCommand, WorkerCommand
 from ..values.shown import shown
+from .audit import change_words
 from .presence import ProcessKind, ProcessRecord, read_devices, read_heartbeats, read_processes
 from .records import EngineHeartbeat
 
@@ -234,6 +235,13 @@ async def order_scale(execute: Execute, keys: Keys, worker_id: str, num_engines:
         raise ValidationError(f"num_engines must be a number of at least 1, got {shown(num_engines)}; stop the worker")
     _check_room(await _supervisors(execute, keys), worker_id, num_engines)
     await send_to_worker(execute, keys, worker_id, ScaleCommand(num_engines))
+
+
+async def scale_words(execute: Execute, keys: Keys, worker_id: str, num_engines: int) -> str:
+    """Return the change of a worker's number of engines for the audit log; only the new number if it reports none."""
+    supervisor = (await _supervisors(execute, keys)).get(worker_id)
+    before = supervisor and supervisor.options.get(ENGINES_OPTION)
+    return change_words(before, str(num_engines)) if before else str(num_engines)
 
 
 async def _supervisors(execute: Execute, keys: Keys) -> dict[str, ProcessRecord]:

@@ -12,6 +12,7 @@ import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -83,6 +84,7 @@ class Presence:
         self._connection = connection
         self._keys = keys
         self._task: asyncio.Task[None] | None = None
+        self._is_due = asyncio.Event()
         self._num_said = 0
         self.record = ProcessRecord(
             process_id=f"{kind.replace(' ', '-')}-{uuid.uuid4().hex[:12]}",
@@ -97,11 +99,18 @@ class Presence:
     async def run(self) -> None:
         """Report until cancelled. An unavailable Redis gets the record when it is back."""
         while True:
+            self._is_due.clear()
             try:
                 await self.say()
             except (PenstockError, RedisError) as error:
                 log.debug("presence_not_written", error=str(error))
-            await asyncio.sleep(INTERVAL_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL_S):
+                    await self._is_due.wait()
+
+    def say_now(self) -> None:
+        """Report a changed record without waiting for its time."""
+        self._is_due.set()
 
     async def say(self) -> None:
         """Report once."""

@@ -7,7 +7,7 @@ import asyncio
 
 from ...shared.connection import checked_connection
 from ...shared.deployment.audit import Audit, acting_as, process_actor
-from ...shared.deployment.orders import scale_worker
+from ...shared.deployment.orders import scale_words, scale_worker
 from ...shared.keys import Keys
 from ...shared.process.command_line import Command, add_redis_arguments
 from ...shared.redis_access.embedded import resolve_redis_url
@@ -32,7 +32,8 @@ async def _scale(url: str, arguments: argparse.Namespace) -> None:
     keys, worker_id, num_engines = Keys(arguments.namespace), arguments.worker_id, arguments.num_engines
     async with checked_connection(url, namespace=arguments.namespace) as connection:
         with acting_as(process_actor("cli")):
-            async with Audit(connection, keys).audited("worker.scale", worker_id, num_engines=num_engines):
+            async with Audit(connection, keys).audited("worker.scale", worker_id) as details:
+                details["engines"] = await scale_words(connection.execute, keys, worker_id, num_engines)
                 await scale_worker(connection.execute, keys, worker_id, num_engines, arguments.timeout)
 
 

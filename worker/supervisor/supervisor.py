@@ -322,6 +322,7 @@ class Supervisor:
     def _scale(self, num_engines: int) -> None:
         self._scaling.scale(num_engines)
         self._presence.record.options[ENGINES_OPTION] = str(self._scaling.num_staying)
+        self._presence.say_now()
 
     def _on_model_command(self, command: ModelCommand) -> None:
         log.warning("model_command_refused", model=command.model, reason="this worker has one model, always awake")

@@ -140,7 +140,8 @@ def test_actions_on_models_of_a_device_are_sentences() -> None:
 
 
 async def test_a_worker_is_ordered_to_scale_without_waiting_for_it(site: Site) -> None:
-    supervisor = Presence(site.connection, site.keys, ProcessKind.SUPERVISOR, {"worker": "host-1", "max_engines": "4"})
+    options = {"worker": "host-1", "max_engines": "4"}
+    supervisor = Presence(site.connection, site.keys, ProcessKind.SUPERVISOR, options)
     await supervisor.say()
     visitor = await site.visitor()
     async with redis.asyncio.Redis.from_url(site.url) as direct, direct.pubsub() as channel:
@@ -149,13 +150,19 @@ async def test_a_worker_is_ordered_to_scale_without_waiting_for_it(site: Site) -
         answer = await visitor.post("/workers/scale", data={"worker": "host-1", "engines": "3"})
         assert answer.status_code == 303, answer.text
         order = await channel.get_message(timeout=DEADLINE_S)
+        assert await last_sentence(site) == "scaled worker host-1: engines 3", "as an older version reports none"
+        for number, change in (("1", "from 1 to 3"), ("3", "3, unchanged")):
+            supervisor.record.options["engines"] = number
+            await supervisor.say()
+            await visitor.post("/workers/scale", data={"worker": "host-1", "engines": "3"})
+            assert await last_sentence(site) == f"scaled worker host-1: engines {change}"
     assert order is not None
     assert msgspec.msgpack.decode(order["data"], type=WorkerCommand) == ScaleCommand(3)
     for engines, problem in (("9", "at most 4"), ("0", "at least 1"), ("x", "engines must be a number")):
         refused = await visitor.post("/workers/scale", data={"worker": "host-1", "engines": engines})
         assert refused.status_code == 400
         assert problem in refused.text
-    assert [one.result for one in await entries(site)] == ["ok", "validation_error", "validation_error"]
+    assert [one.result for one in await entries(site)] == ["ok"] * 3 + ["validation_error"] * 2
 
 
 async def test_the_dead_letter_is_grouped_and_replayed(site: Site) -> None:

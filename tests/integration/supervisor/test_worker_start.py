@@ -19,6 +19,8 @@ import pytest
 import redis
 
 from penstock.producer import Client, SamplingParams
+from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.audit import Audit
 from penstock.shared.deployment.orders import read_drains
 from penstock.shared.keys import Keys
 from penstock.shared.redis_access.embedded import ServerFolder, read_status
@@ -400,10 +402,20 @@ def test_a_worker_serves_with_more_engines_and_fewer(
     assert [one["engine_id"].removeprefix(beat["worker_id"]) for one in beats] == ["-0", "-1"]
     assert beats[0]["core_pid"] == beat["core_pid"]
     assert asyncio.run(_answers_while_one_engine_drains(redis_url, namespace, beat["worker_id"], gate)) == {9}
+    assert asyncio.run(_audited_scales(redis_url, namespace)) == ["1 → 2", "2 → 1"]
     assert len(json.loads(run_worker("list", "--json", *where).stdout)) == 1
     worker.note_processes()
     worker.process.terminate()
     assert worker.await_end() == 0
+
+
+async def _audited_scales(url: str, namespace: str) -> list[str]:
+    """Changes of the number of engines in the audit log, the oldest first."""
+    connection = CommandConnection(url)
+    try:
+        return [entry.details["engines"] for entry in (await Audit(connection, Keys(namespace)).read())[::-1]]
+    finally:
+        await connection.close()
 
 
 async def _busy_engines(client: Client) -> list[str]:
