@@ -216,10 +216,11 @@ class EngineProcess:
         leaving = asyncio.create_task(self._has_left.wait())
         try:
             await asyncio.wait([exiting, leaving], return_when=asyncio.FIRST_COMPLETED)
-            # A failed process has nothing left to do, and an exit takes tens of milliseconds. The engine core of a
-            # crashed worker would go on using the GPU and keep the pipe open.
-            kill_process_tree(process.pid)
+            # A failed process that has left has nothing to do any more, and an exit takes tens of milliseconds.
+            process.send_signal(signal.SIGKILL)
             status = await exiting
+            # The engine core of a crashed worker would go on using the GPU and keep the pipe open.
+            kill_process_tree(process.pid)
         finally:
             leaving.cancel()
             self._close_life_line()

@@ -24,6 +24,7 @@ from penstock.shared.stats import RequestStats
 from penstock.worker.serving.requests.generation import Generation
 from penstock.worker.serving.requests.segments import Segment
 from penstock.worker.text.chat_template import ChatTemplate
+from penstock.worker.text.detokenizer import IncrementalDetokenizer
 from penstock.worker.text.tokenizer import TextCodec
 
 
@@ -155,6 +156,26 @@ def test_resumed_engine_sends_only_the_missing_text(codec: TextCodec, text: str,
     rest = [] if logged and logged[-1].finished else [*tell(logged)]
     whole = [*tell([])]
     assert "".join(delta.text for delta in logged + rest) == "".join(delta.text for delta in whole)
+
+
+def test_a_log_is_decoded_in_one_call(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a death the new engine replays the logs of all requests before they continue."""
+    token_ids = codec.encode("nine eight seven six five")
+    request = EngineCoreRequest(
+        request_id="r", prompt_token_ids=[1], sampling_params=SamplingParams(max_tokens=99, seed=1), epoch=1
+    )
+    detokenizer = codec.detokenizer([1], skip_special_tokens=True)
+    logged = [Delta(index=i, token_ids=[each], text=detokenizer.add([each])) for i, each in enumerate(token_ids)]
+    decoded: list[list[int]] = []
+    add = IncrementalDetokenizer.add
+
+    def record(self: IncrementalDetokenizer, token_ids: list[int]) -> str:
+        decoded.append(token_ids)
+        return add(self, token_ids)
+
+    monkeypatch.setattr(IncrementalDetokenizer, "add", record)
+    Generation(Segment(request, logged), codec, Claim("r", b"", epoch=1, num_logged_tokens=9, attempt=2))
+    assert [each for each in decoded if set(each) & set(token_ids)] == [token_ids]
 
 
 def test_the_token_that_ends_it_is_a_sign_and_no_text(codec: TextCodec) -> None:
