@@ -114,8 +114,8 @@ def paged_attention(
     variant = Variant(scale, window, softcap, sinks, alibi_slopes, mask_rule, key_scale, value_scale)
     _check_variant(variant, query.shape[1], key_cache, value_cache)
     inputs = query, key_cache, value_cache, batch, variant
-    if prompt_library is not None and not is_batch_invariant and library.suits(*inputs):
-        return library.attend(*inputs, prompt_library)
+    if prompt_library is not None and not is_batch_invariant and library.suits(*inputs, prompt_library):
+        return library.LIBRARIES[prompt_library].attend(*inputs)
     implementations = _INVARIANT_IMPLEMENTATIONS if is_batch_invariant else _IMPLEMENTATIONS
     return select(implementations, query.device, query.dtype, backend)(*inputs)
 

@@ -180,6 +180,11 @@ class PagedBatch:
         """Whether only the device knows which rows are decodes."""
         return self._device_rows is not None and self._device_rows.decode_lens is not None
 
+    @property
+    def has_whole_prompts(self) -> bool:
+        """Whether each row has all tokens of its request in this forward."""
+        return self.query_lens == self.seq_lens
+
     def rows_and_positions(self) -> tuple[Tensor, Tensor]:
         """Return the row of each packed token and its position in the request, ``[T]`` int64 on the host."""
         query_lens, seq_lens = torch.tensor(self.query_lens), torch.tensor(self.seq_lens)

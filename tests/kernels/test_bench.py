@@ -58,7 +58,7 @@ def case(**changes: object) -> Case:
     return Case(**(plain | {"run": doubled, "truth": doubled} | changes))  # pyright: ignore[reportArgumentType]
 
 
-def test_prompts_are_compared_with_the_libraries_of_torch() -> None:
+def test_prompts_are_compared_with_the_libraries() -> None:
     cases = paged_attention_cases.cases(Setting(CPU, is_quick=True))
     prompt = next(each for each in cases if each.shape.startswith("prefill"))
     row = measure_case("paged_attention", prompt, CPU, BUDGET_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from penstock.worker.models.checks.chosen import GraphClock, choose_entries, cho
 from penstock.worker.models.forward import ForwardSettings
 from penstock.worker.models.lean.forward import LeanForward
 
+from ...kernels.flash_attention import StandIns
 from .graphs.harness import SHORT, assert_equal, lean_forward, steps
 from .lean_models import SETTINGS, make_model, make_step
 
@@ -125,13 +127,14 @@ def test_prompts_attend_by_the_fastest_library_that_is_right_and_there(monkeypat
     """cuDNN is not there on a CPU."""
     forward, plain = (lean_forward("llama", CPU, max_model_len=600, num_hidden_layers=2) for _ in range(2))
     with structlog.testing.capture_logs() as events:
-        choose_prompt_attention(forward, clock_of(2.0, 1.0), num_tokens=513)
+        choose_prompt_attention(forward, clock_of(2.0, 1.0), 16, ["flash", "cuDNN"], num_tokens=513)
     (event,) = events
     assert (event["library"], event["layers"], event["us"]) == ("flash", 2, {"separate": 2, "flash": 1})
     assert event["refused"].startswith("cuDNN: RuntimeError")
     attended: list[list[int]] = []
-    attend = library.attend
-    monkeypatch.setattr(library, "attend", lambda *inputs: (attended.append(inputs[3].query_lens), attend(*inputs))[1])
+    flash: Any = library.LIBRARIES["flash"]
+    attend = flash.attend
+    monkeypatch.setattr(flash, "attend", lambda *inputs: (attended.append(inputs[3].query_lens), attend(*inputs))[1])
     generator = torch.Generator().manual_seed(2)
     token_ids, blocks = torch.randint(0, 97, (3, 600), generator=generator), torch.randperm(114, generator=generator)
     results: list[list[Tensor]] = []
@@ -146,12 +149,38 @@ def test_prompts_attend_by_the_fastest_library_that_is_right_and_there(monkeypat
     assert attended == [[600]] * 2 + [[560, 530]] * 2
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+@torch.inference_mode()
+def test_windows_and_caps_are_served_by_flash_attention(is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that aligns the mask otherwise is right for whole prompts alone, so it is refused."""
+    stand_ins: Any = StandIns(is_old=is_old)
+    names = ["FlashAttention 2", "FlashAttention 3"]
+    for name in names:
+        monkeypatch.setitem(sys.modules, library.LIBRARIES[name].package, stand_ins)
+    monkeypatch.setattr(library, "MIN_PROMPT_LEN", 8)
+    forward = LeanForward(make_model("gemma2", torch.bfloat16, num_hidden_layers=2), ForwardSettings(64))
+    with structlog.testing.capture_logs() as events:
+        clock = clock_of(*(2.0, 1.0) * 2) if is_old else clock_of(*(4.0, 2.0, 1.0) * 2)
+        choose_prompt_attention(forward, clock, 256, ["flash", *names], num_tokens=39)
+    assert [event["window"] for event in events] == [5, None]
+    assert {event["library"] for event in events} == {None if is_old else "FlashAttention 3"}
+    assert events[0]["refused"].startswith("flash: KernelInputError: no window of 5 or no cap of 3.0")
+    assert [event["refused"].count("its results differ by") for event in events] == [2 * is_old] * 2
+    stand_ins.num_calls = 0
+    tokens, blocks = torch.arange(60)[None] % 97, torch.arange(4)[None]
+    forward.allocate(4, 16, 1, CPU)
+    computed = [0]
+    for num_new in (20, 12, 7):  # the last is too short
+        forward.run(make_step([(0, num_new)], computed, tokens, blocks, 16))
+    assert stand_ins.num_calls == (0 if is_old else 4)
+
+
 def test_deterministic_engines_and_cpus_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.worker.models.checks.chosen.choose_entries", lambda *_: pytest.fail("chose"))
     module = make_model("llama", torch.float32)
     for settings in (SETTINGS, ForwardSettings(64, is_batch_invariant=True)):
         for is_fixed in (False, True):
-            choose_kernels(LeanForward(module, settings), is_fixed=is_fixed)
+            choose_kernels(LeanForward(module, settings), 16, is_fixed=is_fixed)
 
 
 @pytest.mark.gpu

@@ -15,10 +15,11 @@ import structlog
 import torch
 from torch import Tensor
 
-from ....kernels.dispatch import AUTO
+from ....kernels.dispatch import AUTO, KernelInputError
 from ....kernels.normed_linear import MAX_ROWS, normed_linear
 from ....kernels.paged_attention import PagedBatch, paged_attention
-from ....kernels.paged_attention.library import LIBRARIES, MIN_PROMPT_LEN
+from ....kernels.paged_attention.batch import Variant
+from ....kernels.paged_attention.library import MIN_PROMPT_LEN, installed, suits
 from ..attention.call import AttentionCall
 from ..forward import Forward
 from ..lean.captured import CudaGraphRecorder
@@ -34,18 +35,18 @@ log = structlog.get_logger(__name__)
 _NUM_ROWS = (1, 4, MAX_ROWS)
 _NUM_TIMES = 5
 _PLAIN, _FUSED = "separate", "fused"
-# Of the prompt by which attention is chosen; from about here on its time counts beside that of the products.
-_PROMPT_TOKENS = 4 * MIN_PROMPT_LEN
-_BLOCK_SIZE = 16
-_LIBRARIES = tuple(LIBRARIES)
+# Of the prompt by which attention is chosen; from about here on its time counts beside that of the products. Its last
+# block has free slots.
+_PROMPT_TOKENS = 4 * MIN_PROMPT_LEN - 1
 # A layer's entry: of the addition to the stream and the stream, tensors of which the last is the new stream.
 _Entry = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
-def choose_kernels(forward: Forward, *, is_fixed: bool) -> None:
-    """Let the layers of ``forward`` compute few rows by the faster kernels, on a GPU.
+def choose_kernels(forward: Forward, block_size: int, *, is_fixed: bool) -> None:
+    """Let the layers of ``forward`` compute few rows, and attend in long prompts, by the faster kernels, on a GPU.
 
     Args:
+        block_size: tokens per block of its caches.
         is_fixed: make no choice, since another start may choose differently, or since layers have adapters.
     """
     if is_fixed or not isinstance(forward, LeanForward) or forward.groups is not None or forward.is_batch_invariant:
@@ -54,7 +55,7 @@ def choose_kernels(forward: Forward, *, is_fixed: bool) -> None:
     if device.type == "cuda":
         choose_entries(forward.network, GraphClock(device))
         if forward.attention_backend == AUTO:
-            choose_prompt_attention(forward, GraphClock(device))
+            choose_prompt_attention(forward, GraphClock(device), block_size, installed())
 
 
 @torch.inference_mode()
@@ -85,46 +86,71 @@ def choose_entries(network: LeanDecoder, measure_us: MeasureUs, product: Product
 
 @torch.inference_mode()
 def choose_prompt_attention(
-    forward: LeanForward, measure_us: MeasureUs, num_tokens: int = _PROMPT_TOKENS, libraries: Sequence[str] = _LIBRARIES
+    forward: LeanForward,
+    measure_us: MeasureUs,
+    block_size: int,
+    libraries: Sequence[str],
+    num_tokens: int = _PROMPT_TOKENS,
 ) -> None:
-    """Let the layers of ``forward`` attend in long prompts by the fastest of our kernel and torch's libraries."""
+    """Let the layers of ``forward`` attend in long prompts by the fastest of our kernel and ``libraries``."""
     by_form: dict[Any, list[tuple[LeanLayer, AttentionCall]]] = {}
     for layer, call in zip(forward.attending_layers, forward.attention_calls, strict=True):
-        is_plain = call.window is None and layer.attention.softcap is None and layer.sinks is None
-        if is_plain and call.source is None and call.cache_format.dtype == call.dtype:
-            form = layer.num_heads, layer.scale, call.key_shape, call.value_shape
+        if layer.sinks is None and call.source is None and call.cache_format.dtype == call.dtype:
+            rules = layer.scale, call.window, layer.attention.softcap
+            form = layer.num_heads, call.key_shape, call.value_shape, rules
             by_form.setdefault(form, []).append((layer, call))
-    for members in by_form.values():
-        choice = _choose_library(*members[0], num_tokens, libraries, measure_us)
+    for (*_, rules), members in by_form.items():
+        trial = _PromptTrial(*members[0], Variant(*rules), block_size, num_tokens)
+        ways = {_PLAIN: partial(trial, None), **{each: partial(trial, each) for each in libraries}}
+        choice = choose(_PLAIN, ways, measure_us)
         for _, call in members:
             call.prompt_library = None if choice.name == _PLAIN else choice.name
         log.info(
             "kernels_chosen",
             part="prompts",
             layers=len(members),
+            window=members[0][1].window,
             library=members[0][1].prompt_library,
             us={name: round(us) for name, us in choice.us.items()},
             refused="; ".join(f"{name}: {reason}" for name, reason in choice.refused.items()),
         )
 
 
-def _choose_library(
-    layer: LeanLayer, call: AttentionCall, num_tokens: int, libraries: Sequence[str], measure_us: MeasureUs
-) -> Choice:
-    device = layer.qkv_proj.weight.device
-    generator = torch.Generator().manual_seed(0)
-    num_blocks = -(-num_tokens // _BLOCK_SIZE)
-    shapes = [(num_tokens, layer.num_heads, call.key_shape[1])]
-    shapes += [(num_blocks, _BLOCK_SIZE, *shape) for shape in (call.key_shape, call.value_shape)]
-    query, keys, values = (torch.randn(shape, generator=generator).to(device, call.dtype) for shape in shapes)
-    table = torch.arange(num_blocks, device=device).flip(0)[None]
-    batch = PagedBatch(table, table.new_zeros(0), [num_tokens], [num_tokens], _BLOCK_SIZE)
+class _PromptTrial:
+    """Attention of a layer for a prompt, and for its second half behind the first, with NaN in free slots."""
 
-    def attend(library: str | None) -> list[Tensor]:
-        return [paged_attention(query, keys, values, batch, scale=layer.scale, prompt_library=library)]
+    def __init__(
+        self, layer: LeanLayer, call: AttentionCall, variant: Variant, block_size: int, num_tokens: int
+    ) -> None:
+        device = layer.qkv_proj.weight.device
+        generator = torch.Generator().manual_seed(0)
+        num_blocks = -(-num_tokens // block_size)
+        shapes = [(num_tokens, layer.num_heads, call.key_shape[1])]
+        shapes += [(num_blocks, block_size, *shape) for shape in (call.key_shape, call.value_shape)]
+        query, keys, values = (torch.randn(shape, generator=generator).to(device, call.dtype) for shape in shapes)
+        table = torch.arange(num_blocks, device=device).flip(0)[None]
+        slots = (table.T * block_size + torch.arange(block_size, device=device)).flatten()
+        for cache in (keys, values):
+            cache.flatten(0, 1)[slots[num_tokens:]] = torch.nan
+        half = num_tokens // 2
+        whole, later = (
+            PagedBatch(table, slots[num_tokens - length : num_tokens], [length], [num_tokens], block_size)
+            for length in (num_tokens, half)
+        )
+        self._variant = variant
+        self._steps = [(query, keys, values, whole), (query[-half:], keys, values, later)]
 
-    of_libraries = {each: partial(attend, each) for each in libraries}
-    return choose(_PLAIN, {_PLAIN: partial(attend, None), **of_libraries}, measure_us)
+    def __call__(self, library: str | None) -> list[Tensor]:
+        """Return the results by ``library``, or by our kernel if it is None or does not serve later parts.
+
+        Raises:
+            KernelInputError: ``library`` does not serve the whole prompt.
+        """
+        variant = self._variant
+        if library is not None and not suits(*self._steps[0], variant, library):
+            raise KernelInputError(f"no window of {variant.window} or no cap of {variant.softcap}")
+        rules: Any = {"scale": variant.scale, "window": variant.window, "softcap": variant.softcap}
+        return [paged_attention(*step, **rules, prompt_library=library) for step in self._steps]
 
 
 def _choose(

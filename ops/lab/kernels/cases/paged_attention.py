@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .....kernels.paged_attention import PagedBatch, paged_attention, reference
+from .....kernels.paged_attention import PagedBatch, library, paged_attention, reference
 from .....kernels.paged_attention.batch import Variant
 from . import Case, Setting
 
@@ -30,6 +28,8 @@ def cases(setting: Setting) -> Iterator[Case]:
         yield _Rows.make(setting, num_heads, size, 1, context).case("decode")
     for num_heads, num_tokens in setting.choose(on_gpu=[(16, 8192), (32, 8192)], on_cpu=[(16, 128)]):
         yield _Rows.make(setting, num_heads, 1, num_tokens, num_tokens).case("prefill")
+    for num_tokens, context in setting.choose(on_gpu=[(2048, 8192)], on_cpu=[(64, 256)]):
+        yield _Rows.make(setting, 32, 1, num_tokens, context).case("later prefill")
     for size, query_len, context in setting.choose(
         on_gpu=[(1, 1, 8192), (64, 1, 8192), (1, 8192, 8192)], on_cpu=[(2, 1, 256)]
     ):
@@ -61,8 +61,9 @@ class _Rows:
         num_blocks = size * context // _BLOCK_SIZE
         keys, values = (setting.random(num_blocks, _BLOCK_SIZE, 8, _D, dtype=cache_dtype) for _ in range(2))
         table = setting.distinct(num_blocks, num_blocks).view(size, -1)
-        no_slots = torch.zeros(0, dtype=torch.int64, device=setting.device)
-        batch = PagedBatch(table, no_slots, [query_len] * size, [context] * size, _BLOCK_SIZE)
+        slots = table[..., None] * _BLOCK_SIZE + torch.arange(_BLOCK_SIZE, device=setting.device)
+        own_slots = slots.view(size, context)[:, -query_len:].flatten()
+        batch = PagedBatch(table, own_slots, [query_len] * size, [context] * size, _BLOCK_SIZE)
         # Twice as large, for sharper weights: the mean of thousands of values is near zero, as a wrong result may be.
         return cls(2 * setting.random(size * query_len, num_heads, _D), keys, values, batch)
 
@@ -84,7 +85,7 @@ class _Rows:
                 is_batch_invariant=is_batch_invariant,
             ),
             truth=self._truth,
-            rivals=self._rivals(is_prompt=query_len == context > 1),
+            rivals=self._rivals(),
             num_bytes=2 * self.query.nbytes + self.key_cache.nbytes + self.value_cache.nbytes,
             num_flop=4 * num_pairs * num_heads * _D,
         )
@@ -103,22 +104,22 @@ class _Rows:
                 )
         return torch.cat(results)
 
-    def _rivals(self, *, is_prompt: bool) -> dict[str, Callable[[Tensor], Tensor]]:
-        """Return torch's attention; for prompts also what an engine would call: by each library, out of the blocks."""
+    def _rivals(self) -> dict[str, Callable[[Tensor], Tensor]]:
+        """Return torch's attention; for prompts also that of the libraries which an engine may choose."""
+        batch, on_gpu = self.batch, self.query.device.type == "cuda"
         if self.key_cache.dtype != self.query.dtype:
             return {}
-        libraries = {"flash": SDPBackend.FLASH_ATTENTION}
-        if self.query.device.type == "cuda":
-            libraries["cuDNN"] = SDPBackend.CUDNN_ATTENTION
-        from_blocks = {
-            f"{name} from blocks": partial(self._from_blocks, library) for name, library in libraries.items()
+        # Torch's mask for fewer queries than keys begins at the first key.
+        rivals = {"SDPA": self._contiguous()} if batch.has_whole_prompts or batch.num_decodes else {}
+        if batch.num_decodes:
+            return rivals
+        inputs = self.key_cache, self.value_cache, batch, Variant(_SCALE)
+        libraries = {name: library.LIBRARIES[name] for name in (library.installed() if on_gpu else ["flash"])}
+        return rivals | {
+            f"{name} from blocks": lambda query, attend=each.attend: attend(query, *inputs)
+            for name, each in libraries.items()
+            if each.supports(*inputs)
         }
-        return {"SDPA": self._contiguous(), **(from_blocks if is_prompt else {})}
-
-    def _from_blocks(self, library: SDPBackend, query: Tensor) -> Tensor:
-        """Attend by ``library``, with the copies of keys and values that it needs."""
-        with sdpa_kernel(library):
-            return self._contiguous()(query)
 
     def _contiguous(self) -> _Contiguous:
         size, num_blocks = self.batch.block_table.shape
