@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
+from penstock.ops.demo.run import MODEL
 from penstock.ops.local.server import LocalServer
 from penstock.ops.local.stack import LocalStack
 from penstock.ops.views.pages import PAGES
-from penstock.producer import Client, SamplingParams
-from penstock.producer.control.secret_keys import OperatorKeys, Role
-from penstock.producer.inputs.prompt import build_request, encode_request
-from penstock.shared.broker import Broker, DeadLetter, EngineCapacity, Queue
+from penstock.producer.control.secret_keys import Role
+from penstock.shared.broker import DeadLetter, Queue
 from penstock.shared.connection import CommandConnection
-from penstock.shared.deployment.records import DeathCause, ModelCard
-from penstock.shared.keys import Keys
+from penstock.shared.deployment.audit import Audit
+from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
+from penstock.shared.messages.supervision import EngineState
 from penstock.shared.partitions.budgets import BudgetStore
 
-from ...browser import PATIENCE_MS, needs_chromium, running_chromium, violations
+from ...browser import needs_chromium, violations
 from ...gate import Gate
+from .conftest import CHARTED, LEAVING, UNSERVED, Operators, Visit
 
 pytestmark = [pytest.mark.xdist_group("deployment"), needs_chromium]
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright")
@@ -40,10 +39,6 @@ QUERIES = {
 # Of one thing that has to be there; their tests open them.
 NEED_A_THING = ("request", "parked", "webhook")
 SIMPLE = [page for page in PAGES if page.name not in NEED_A_THING]
-UNSERVED = "poisoned"
-# Nothing but its test counts in its series.
-CHARTED = "charted"
-EVIL = "<img src=x onerror=alert(1)>\u202e"
 
 
 # Replaces the content of the page by the contents of all pages, each in a section with its path.
@@ -65,139 +60,6 @@ TOO_WIDE = """[...document.querySelectorAll("main > section")].filter((one) => o
 CUT = """[...document.querySelectorAll(".scroll")].flatMap((one) => [...one.querySelectorAll("thead th")]
   .filter((column) => column.getBoundingClientRect().right > one.getBoundingClientRect().right + 1)
   .map((column) => [one.getAttribute("aria-label"), column.textContent]))"""
-
-
-class Operators:
-    """The tests' actions on the deployment, in a thread of its own: playwright has a loop in this one."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.keys = Keys()
-        self._thread = ThreadPoolExecutor(1)
-
-    def do(self, work: Callable[[CommandConnection], Awaitable[Any]]) -> Any:
-        async def connected() -> Any:
-            connection = CommandConnection(self.url)
-            try:
-                return await work(connection)
-            finally:
-                await connection.close()
-
-        return self._thread.submit(asyncio.run, connected()).result()
-
-    def key(self, role: Role, *, sees_contents: bool = True) -> str:
-        async def work(connection: CommandConnection) -> str:
-            return (await OperatorKeys(connection, self.keys).create(role.value, role, sees_contents=sees_contents))[0]
-
-        return self.do(work)
-
-    def submit(self, request_id: str, **options: Any) -> None:
-        async def work(_: CommandConnection) -> None:
-            async with Client.connect(self.url, model="demo") as client:
-                params = SamplingParams(max_tokens=40, min_tokens=40, temperature=0.0)
-                await client.submit("count from one to nine:", params, request_id=request_id, **options)
-
-        self.do(work)
-
-    def park(self, request_id: str) -> None:
-        """A request of a model that no worker serves, on which an engine of the test's own has died."""
-
-        async def work(connection: CommandConnection) -> None:
-            card = ModelCard(model=UNSERVED)
-            await connection.execute("HSET", self.keys.models(), card.model, msgspec.json.encode(card))
-            broker = Broker(connection, self.keys.model(card.model))
-            request = build_request(EVIL, SamplingParams(), card=card, options={"request_id": request_id})
-            await broker.enqueue(request_id, encode_request(request), result_ttl_ms=600_000)
-            await broker.claim("test-1", EngineCapacity(max_num_seqs=1))
-            cause = DeathCause(engine_id="test-1", reason="killed by signal 11", trace="Traceback: <b>x</b>")
-            await broker.reclaim("test-1", cause, is_external=False, max_deliveries=1)
-
-        self.do(work)
-
-    def state(self, request_id: str, model: str) -> str:
-        return self.do(lambda connection: Broker(connection, self.keys.model(model)).state(request_id))
-
-    def close(self) -> None:
-        """Leave the deployment, which other tests look at, without the models that no engine serves."""
-
-        async def work(connection: CommandConnection) -> None:
-            await connection.execute("HDEL", self.keys.models(), UNSERVED, CHARTED)
-            for model in (UNSERVED, CHARTED):
-                for key in await connection.execute("KEYS", self.keys.model(model).pattern):
-                    await connection.execute("DEL", key)
-
-        self.do(work)
-        self._thread.shutdown()
-
-
-@pytest.fixture(scope="module")
-def operators(deployment: LocalStack) -> Iterator[Operators]:
-    operators = Operators(deployment.url)
-    yield operators
-    operators.close()
-
-
-@pytest.fixture(scope="module")
-def site(deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """`penstock dashboard` with a login."""
-    log_path = tmp_path_factory.mktemp("dashboard") / "dashboard.log"
-    with LocalServer("dashboard", deployment.url, ["--keys", "on"], log_path) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with running_chromium() as browser:
-        yield browser
-
-
-class Visit:
-    """A browser with a session; notes errors in it, and every request that leaves the dashboard."""
-
-    def __init__(self, chromium: Any, site: LocalServer, key: str, **options: Any) -> None:
-        self.address = site.base_url
-        self.context = chromium.new_context(**options)
-        self.context.set_default_timeout(PATIENCE_MS)
-        self.page = self.context.new_page()
-        self.troubles: list[str] = []
-        self.page.on("console", self._on_console)
-        self.page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
-        self.page.on("dialog", lambda dialog: self.troubles.append(f"dialog: {dialog.message}"))
-        self.page.on("request", self._on_request)
-        self.open("/login")
-        self.page.get_by_label("Operator's key").fill(key)
-        self.page.get_by_role("button", name="Log in").click()
-        self.page.wait_for_url(f"{self.address}/")
-
-    def _on_console(self, message: Any) -> None:
-        if message.type in ("error", "warning"):
-            self.troubles.append(f"console: {message.text}")
-
-    def _on_request(self, request: Any) -> None:
-        if not request.url.startswith((self.address, "data:")):
-            self.troubles.append(f"left the origin: {request.url}")
-
-    def open(self, path: str) -> None:
-        self.page.goto(self.address + path)
-
-    def wait_until_live(self) -> None:
-        self.page.wait_for_selector("#pulse.good")
-
-    def expect(self, selector: str, text: str) -> None:
-        playwright.expect(self.page.locator(selector).first).to_have_text(text, timeout=PATIENCE_MS)
-
-
-@pytest.fixture(scope="module")
-def admin_key(operators: Operators) -> str:
-    return operators.key(Role.ADMIN)
-
-
-@pytest.fixture
-def visit(chromium: Any, site: LocalServer, admin_key: str) -> Iterator[Visit]:
-    visit = Visit(chromium, site, admin_key)
-    yield visit
-    visit.context.close()
-    assert visit.troubles == []
 
 
 def test_every_page_loads_fits_its_window_and_axe_finds_nothing_serious(visit: Visit, operators: Operators) -> None:
@@ -325,18 +187,93 @@ def test_each_change_of_a_queue_and_a_request_reaches_redis(visit: Visit, operat
     page.get_by_text("bands from interactive standard batch to interactive standard batch night").wait_for()
 
 
-def test_a_worker_is_scaled_and_columns_stay_hidden(visit: Visit) -> None:
+def test_columns_stay_hidden(visit: Visit) -> None:
     visit.open("/engines?model=demo")
     steps = visit.page.get_by_role("columnheader", name="Steps", exact=True)
     playwright.expect(steps).to_be_visible()
-    visit.page.get_by_role("button", name="Scale").click()
-    visit.page.get_by_text("engines; surplus engines finish their requests first").wait_for()
     visit.page.locator("summary", has_text="Columns").click()
     visit.page.get_by_label("Steps").uncheck()
     visit.page.get_by_role("button", name="Show these columns").click()
     playwright.expect(steps).to_be_hidden()
     visit.open("/engines")
     playwright.expect(steps).to_be_hidden()
+
+
+@pytest.fixture
+def two_workers(deployment: LocalStack, shared_gate: Gate, operators: Operators) -> Iterator[LocalStack]:
+    """Workers of one engine each, which a test may end."""
+    options = ["--device", "cpu", "--served-model-name", LEAVING, "--threads", "1"]
+    with shared_gate.for_engines():
+        stack = operators.aside(lambda: LocalStack(MODEL, options, num_workers=2, redis_url=deployment.url).__enter__())
+    yield stack
+    operators.aside(stack.stop)
+
+
+def _workers(engines: list[EngineHeartbeat]) -> set[str]:
+    return {engine.worker_id for engine in engines}
+
+
+def _running(operators: Operators) -> str:
+    """The worker that runs a request, once one does."""
+    engines = operators.engines_until(lambda engines: any(one.num_running_reqs for one in engines), LEAVING)
+    return next(one.worker_id for one in engines if one.num_running_reqs)
+
+
+def test_workers_are_scaled_drained_and_stopped_by_clicks(
+    visit: Visit, operators: Operators, two_workers: LocalStack, gate: Gate
+) -> None:
+    page = visit.page
+    gate.hold_at(5)
+    operators.submit("drained", model=LEAVING)
+    first = _running(operators)
+    (second,) = _workers(operators.engines_until(lambda engines: len(engines) == 2, LEAVING)) - {first}
+    visit.open(f"/engines?model={LEAVING}")
+    group = page.get_by_label(f"Worker {second}", exact=True)
+    for number in (2, 1):
+        group.get_by_label("Engines").fill(str(number))
+        group.get_by_role("button", name="Scale").click()
+        page.get_by_text(f"worker {second} changes to {number} engines").wait_for()
+        operators.engines_until(lambda engines, number=number: len(engines) == 1 + number, LEAVING)
+
+    page.get_by_label(f"Worker {first}", exact=True).get_by_role("button", name="Drain").click()
+    page.get_by_text(f"worker {first} is draining: it claims no more requests").wait_for()
+    page.get_by_text("1 request is still running").wait_for()
+    operators.engines_until(lambda engines: {one.state for one in engines} > {EngineState.DRAINING}, LEAVING)
+    assert operators.state("drained", LEAVING) == "claimed"
+    gate.open()
+    operators.engines_until(lambda engines: _workers(engines) == {second}, LEAVING)
+    assert operators.state("drained", LEAVING) == "finished"
+
+    gate.hold_at(5)
+    operators.submit("stopped", model=LEAVING)
+    assert _running(operators) == second
+    visit.open(f"/engines?model={LEAVING}")
+    group = page.get_by_label(f"Worker {second}", exact=True)
+    group.get_by_label("to confirm").fill(second)
+    group.get_by_role("button", name="Stop").click()
+    page.get_by_text(f"worker {second} is stopping").wait_for()
+    operators.engines_until(lambda engines: not engines, LEAVING)
+    assert operators.state("stopped", LEAVING) == "queued"
+    assert operators.aside(lambda: [worker.await_end() for worker in two_workers.workers]) == [0, 0]
+
+    entries = operators.do(lambda connection: Audit(connection, operators.keys).read(limit=4))
+    assert [(entry.action, entry.target, entry.details.get("engines")) for entry in entries[::-1]] == [
+        ("worker.scale", second, "1 → 2"),
+        ("worker.scale", second, "2 → 1"),
+        ("worker.drain", first, None),
+        ("worker.stop", second, None),
+    ]
+
+
+def test_an_engine_sleeps_and_wakes(visit: Visit, operators: Operators) -> None:
+    visit.open("/engines?model=demo")
+    visit.page.get_by_role("button", name="Sleep").click()
+    visit.page.get_by_role("button", name="Wake").wait_for()
+    operators.engines_until(lambda engines: {one.state for one in engines} == {EngineState.SLEEPING}, "demo")
+    visit.page.get_by_role("button", name="Wake").click()
+    visit.page.get_by_text("is awake").wait_for()
+    visit.page.get_by_role("button", name="Sleep").wait_for()
+    operators.engines_until(lambda engines: {one.state for one in engines} == {EngineState.READY}, "demo")
 
 
 def test_a_chart_shows_the_values_at_the_cursor(visit: Visit, operators: Operators) -> None:
@@ -368,14 +305,6 @@ def test_a_chart_shows_the_values_at_the_cursor(visit: Visit, operators: Operato
     playwright.expect(legend[2]).to_have_text("output 200")
     chart.hover()
     playwright.expect(time).not_to_have_text("latest")
-
-
-def test_an_engine_sleeps_and_wakes(visit: Visit) -> None:
-    visit.open("/engines?model=demo")
-    visit.page.get_by_role("button", name="Sleep").click()
-    visit.page.get_by_role("button", name="Wake").click()
-    visit.page.get_by_text("is awake").wait_for()
-    visit.page.get_by_role("button", name="Sleep").wait_for()
 
 
 def test_a_viewer_has_no_buttons_and_is_refused(chromium: Any, site: LocalServer, operators: Operators) -> None:

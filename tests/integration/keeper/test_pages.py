@@ -29,7 +29,7 @@ async def test_an_operator_wakes_pins_and_puts_a_model_to_sleep_by_clicks(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await share_device("a", "b")
+    worker = await share_device("a", "b")
     # The browser has a socket in the folder of temporary files, whose path must be short.
     monkeypatch.delenv("TMPDIR")
     options = ["--namespace", namespace]
@@ -49,15 +49,17 @@ async def test_an_operator_wakes_pins_and_puts_a_model_to_sleep_by_clicks(
         bar = page.locator(".device svg")
         assert "a " in await bar.get_attribute("aria-label")
         row = page.locator(".device tbody tr", has=page.get_by_role("link", name="b", exact=True))
-        for button, note, state in (
-            ("Wake", "b is loaded", "awake"),
-            ("Pin", "b is loaded and pinned", "awake, pinned"),
-            ("Unpin", "b may leave the device", "awake"),
-            ("Sleep", "b sleeps until it is loaded", ", by an operator"),
+        for button, note, words, record in (
+            ("Wake", "b is loaded", "awake", (True, False, False)),
+            ("Pin", "b is loaded and pinned", "awake, pinned", (True, True, False)),
+            ("Unpin", "b may leave the device", "awake", (True, False, False)),
+            ("Sleep", "b sleeps until it is loaded", ", by an operator", (False, False, True)),
         ):
             await row.get_by_role("button", name=button, exact=True).click()
             await page.get_by_text(note, exact=True).wait_for()
-            await row.locator(".light", has_text=state).wait_for()
+            await row.locator(".light", has_text=words).wait_for()
+            in_redis = await worker.model("b")
+            assert (in_redis.level == 0, in_redis.is_pinned, in_redis.is_kept_asleep) == record
     assert troubles == []
     entries = [entry for entry in await Audit(commands, Keys(namespace)).read() if entry.target == "b"]
     assert [entry.action for entry in entries][::-1] == ["model.load", "model.pin", "model.unpin", "model.unload"]
