@@ -37,11 +37,15 @@ _ENGINE = "steps-of-this-engine"
 _SAMPLES_PER_S = "499"
 # Begin the lines of an engine; it logs others.
 _READY, _DONE = "all generate", "ms per step:"
-# Parts of a step by the names of functions; the first that fits. The rest of the kernels is "norms, rotary, rest".
+# Parts of a step by the names of functions for all processors; the first that fits. perf leaves some names mangled. The
+# rest of the kernels is "norms, rotary, rest".
 _PARTS = (
-    ("products", r"PanelRows|multiply|for_pieces|TileRows|tiles"),
-    ("attention", r"Attention|attend|softmax_weights"),
-    ("rotating, quantising", r"quantize|rotate_parts|rotate_stages|choose_step"),
+    ("attention", r"Attention|attend|softmax_weights|Queries|KeyRange|ScoreSpace"),
+    ("rotating, quantising", r"quantize|rotate_part|rotate_stages|rotate_block|choose_step"),
+    (
+        "products",
+        r"wide|tiles|TilePiece|Pending|Panel|Columns|multiply|for_(pieces|form)|Block[A-Z]|add_(all|block|rows)",
+    ),
     ("SwiGLU", r"gate_row|activate_row"),
     ("sampling", r"[Dd]raw|sample|Philox|argmax|top_|candidates"),
     ("waiting", r"Pool::|run_items|wait_at"),
