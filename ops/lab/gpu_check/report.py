@@ -36,8 +36,9 @@ def lines_of(name: str, part: dict[str, Any]) -> Iterator[str]:
             )
     elif kind == "standby" and "p50_s" in part:
         yield (
-            f"  kill to next token p50 {part['p50_s']:.3f} s, greatest of {part['num_recoveries']} "
-            f"{part['greatest_s']:.3f} s; the standby takes {part['standby_bytes'] / 2**30:.2f} GiB"
+            f"  ready after {part['ready_s']:.1f} s; kill to next token p50 {part['p50_s']:.3f} s, "
+            f"greatest of {part['num_recoveries']} {part['greatest_s']:.3f} s; "
+            f"the standby takes {part['standby_bytes'] / 2**30:.2f} GiB"
         )
 
 
