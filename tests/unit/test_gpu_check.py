@@ -368,12 +368,12 @@ def test_the_goals_of_a_standby_are_met_by_the_slowest_of_all_requests() -> None
         measured = {"seconds": seconds, "standby_bytes": 3 << 30, "ready_s": 2.0 + seconds[-1]}
         return {"error": None, "seconds": 1.0, **standby_figures(measured)}
 
-    def states(standby: dict[str, Any]) -> set[str]:
+    def states_with(standby: dict[str, Any]) -> set[str]:
         goals = find_goals({"standby big": standby}, (), ("big",))
         return {goal.state for goal in goals if "kill" in goal.what or "serves" in goal.what}
 
     good = part(0.3, 0.9, 0.2)
-    assert (states(good), states(part(0.1, 1.1)), states({})) == ({"met"}, {"not met"}, {"not measured"})
+    assert (states_with(good), states_with(part(0.1, 1.1)), states_with({})) == ({"met"}, {"not met"}, {"not measured"})
     line = "  ready after 2.2 s; kill to next token p50 0.300 s, greatest of 3 0.900 s; the standby takes 3.00 GiB"
     assert list(lines_of("standby big", good))[1:] == [line]
 
