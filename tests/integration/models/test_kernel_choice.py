@@ -13,7 +13,13 @@ from torch import Tensor
 
 from penstock.kernels.normed_linear import normed_linear
 from penstock.kernels.paged_attention import library
-from penstock.worker.models.checks.chosen import GraphClock, choose_entries, choose_kernels, choose_prompt_attention
+from penstock.worker.models.checks.chosen import (
+    GraphClock,
+    choose_by_times,
+    choose_entries,
+    choose_kernels,
+    choose_prompt_attention,
+)
 from penstock.worker.models.forward import ForwardSettings
 from penstock.worker.models.lean.forward import LeanForward
 
@@ -180,7 +186,17 @@ def test_deterministic_engines_and_cpus_choose_nothing(monkeypatch: pytest.Monke
     module = make_model("llama", torch.float32)
     for settings in (SETTINGS, ForwardSettings(64, is_batch_invariant=True)):
         for is_fixed in (False, True):
-            choose_kernels(LeanForward(module, settings), 16, is_fixed=is_fixed)
+            choose_kernels(LeanForward(module, settings), 16, is_fixed=is_fixed, has_adapters=False)
+
+
+@torch.inference_mode()
+def test_ranks_and_layers_with_adapters_choose_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for groups, has_adapters in ((None, True), (object(), False)):
+        monkeypatch.setattr(LeanForward, "groups", groups)
+        with structlog.testing.capture_logs() as events:
+            forward = lean_forward("llama", CPU, max_model_len=2100, num_hidden_layers=1)
+            choose_by_times(forward, 16, clock_of(2.0, 1.0), has_adapters=has_adapters)
+        assert [(event["part"], event["library"]) for event in events] == [("prompts", "flash")]
 
 
 @pytest.mark.gpu

@@ -42,20 +42,27 @@ _PROMPT_TOKENS = 4 * MIN_PROMPT_LEN - 1
 _Entry = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
-def choose_kernels(forward: Forward, block_size: int, *, is_fixed: bool) -> None:
+def choose_kernels(forward: Forward, block_size: int, *, is_fixed: bool, has_adapters: bool) -> None:
     """Let the layers of ``forward`` compute few rows, and attend in long prompts, by the faster kernels, on a GPU.
 
     Args:
         block_size: tokens per block of its caches.
-        is_fixed: make no choice, since another start may choose differently, or since layers have adapters.
+        is_fixed: make no choice, since another start may choose differently.
+        has_adapters: make none for the products to which adapters add.
     """
-    if is_fixed or not isinstance(forward, LeanForward) or forward.groups is not None or forward.is_batch_invariant:
+    if is_fixed or not isinstance(forward, LeanForward) or forward.is_batch_invariant:
         return
     device = forward.network.embed_tokens.weight.device
     if device.type == "cuda":
-        choose_entries(forward.network, GraphClock(device))
-        if forward.attention_backend == AUTO:
-            choose_prompt_attention(forward, GraphClock(device), block_size, installed())
+        choose_by_times(forward, block_size, GraphClock(device), has_adapters=has_adapters)
+
+
+def choose_by_times(forward: LeanForward, block_size: int, measure_us: MeasureUs, *, has_adapters: bool) -> None:
+    """Do as ``choose_kernels``. Each of several ranks only makes a choice for the heads with which it attends."""
+    if not has_adapters and forward.groups is None:
+        choose_entries(forward.network, measure_us)
+    if forward.attention_backend == AUTO:
+        choose_prompt_attention(forward, measure_us, block_size, installed())
 
 
 @torch.inference_mode()

@@ -107,7 +107,7 @@ def prepare(
     if prompts and config.quantization is not None:
         pack_by_examples(forward, prompts, config.quantization, report)
     pack(forward.network, config, device)
-    choose_kernels(forward, config.block_size, is_fixed=config.deterministic or config.enable_lora)
+    choose_kernels(forward, config.block_size, is_fixed=config.deterministic, has_adapters=config.enable_lora)
     # The compiled decoder has its own attention, with caches in the dtype of the weights or in int8.
     is_native = config.attention_backend in ("auto", "native") and config.eight_bit_cache in (None, "int8")
     if device.type == "cpu" and is_native:
