@@ -21,6 +21,7 @@ import msgspec
 
 from ...shared.errors import ValidationError
 from ...shared.process.service_manager import environment_of_children
+from ..config.ranks import KEY_VARIABLE
 from ..options.program import CONFIG_VARIABLE
 from ..processes.process_tree import kill_process_tree
 from ..programs import START
@@ -127,7 +128,7 @@ class HostAgent:
 
     def _environment(self) -> dict[str, str]:
         """Return this process's environment, with the driver's options instead of its own, without Ray's variables."""
-        options = {CONFIG_VARIABLE, *(option.variable for option in START.options)}
+        options = {CONFIG_VARIABLE, KEY_VARIABLE, *(option.variable for option in START.options)}
         secrets = {f"{variable}_FILE" for variable in options}
         inherited = {
             name: value

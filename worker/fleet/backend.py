@@ -5,6 +5,7 @@ Messages are encoded as MessagePack and passed as bytes through Ray's calls.
 
 from __future__ import annotations
 
+import secrets
 from enum import StrEnum
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import msgspec
 from ...shared.errors import PenstockError
 from ...shared.messages import WIRE_VERSION
 from ...shared.values.shown import MaskedRepr
+from ..config.ranks import KEY_VARIABLE
 
 
 class AgentUnreachableError(PenstockError):
@@ -98,6 +100,21 @@ class AgentSpec(MaskedRepr, msgspec.Struct, array_like=True, omit_defaults=True,
     worker_name: str
     options: dict[str, str] = {}
     grace_s: float = 0.0
+
+
+def specs_of_hosts(spec: bytes, num_hosts: int) -> list[bytes]:
+    """Return the ``AgentSpec`` of each host of an engine, which share a new secret if there are several."""
+    if num_hosts == 1:
+        return [spec]
+    decoded = msgspec.msgpack.decode(spec, type=AgentSpec)
+    options = {**decoded.options, KEY_VARIABLE: secrets.token_hex(32)}
+    # Hosts that only run ranks report nothing.
+    of_others = {name: value for name, value in options.items() if name != "PENSTOCK_STAT_LOGGERS"}
+    specs = [
+        msgspec.structs.replace(decoded, options={**of_others, "PENSTOCK_NODE_RANK": str(rank)} if rank else options)
+        for rank in range(num_hosts)
+    ]
+    return [msgspec.msgpack.encode(each) for each in specs]
 
 
 class AgentStatus(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):

@@ -1,8 +1,8 @@
 """Ray as the backend of a fleet. This is the only module that imports Ray.
 
-Each engine has one bundle in a separate placement group, because groups cannot change and an engine that stops must
-release its resources. A bundle is on one host, so the ranks of an engine are on one host. Replicas are spread by
-requesting the host that has the fewest of them. A pending group makes Ray's autoscaler add a host.
+Each engine has a separate placement group, because groups cannot change and an engine that stops must release its
+resources. The group has a bundle for each host of the engine, on as many hosts (``--nnodes``). Engines of one host are
+spread by requesting the host that has the fewest of them. A pending group makes Ray's autoscaler add a host.
 
 Ray's calls block, so they run in threads.
 """
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import ray
 import ray.exceptions
 from ray.util.placement_group import (
@@ -29,7 +31,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ...shared.errors import ConfigurationError
 from .agent import HostAgent
-from .backend import AgentGoneError, AgentUnreachableError, Place
+from .backend import AgentGoneError, AgentPhase, AgentSpec, AgentStatus, AgentUnreachableError, Place, specs_of_hosts
 
 NAMESPACE = "penstock"
 # A call of ``status`` while a drain is in progress, and a second, shorter drain.
@@ -40,7 +42,7 @@ T = TypeVar("T")
 
 
 class Bundle(Protocol):
-    """Resources of one agent."""
+    """Resources of one engine: bundle ``index`` of ``group`` on its first host, and the next ones on its others."""
 
     @property
     def group(self) -> PlacementGroup: ...
@@ -93,21 +95,27 @@ def has_gpus() -> bool:
 
 
 class OwnGroups:
-    """Bundles in a separate placement group for each agent."""
+    """Bundles in a separate placement group for each engine.
+
+    Args:
+        num_hosts: number of hosts of an engine, and so of bundles of a group.
+    """
 
     most = None
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, num_hosts: int) -> None:
         self._name = name
+        self._num_hosts = num_hosts
         self._num_created = 0
         self._groups: list[_OwnGroup] = []
 
     def allocate(self, resources: dict[str, float]) -> Bundle:
+        is_spread = self._num_hosts > 1
         group = placement_group(
-            [resources],
-            strategy="STRICT_PACK",
+            [resources] * self._num_hosts,
+            strategy="STRICT_SPREAD" if is_spread else "STRICT_PACK",
             name=f"{self._name}-{self._num_created}",
-            _soft_target_node_id=self._emptiest_node(resources),
+            _soft_target_node_id=None if is_spread else self._emptiest_node(resources),
         )
         self._num_created += 1
         own_group = _OwnGroup(self, group)
@@ -180,61 +188,106 @@ class _GivenBundle:
         self._owner.free.append(self.index)
 
 
+class MeetingAgent(HostAgent):
+    """Agent of one of several hosts of an engine.
+
+    Args:
+        meeting: encoded address and port at which the first host waits for the others; empty on the first host, which
+            chooses them.
+    """
+
+    def __init__(self, spec: bytes, meeting: bytes = b"") -> None:
+        self._meeting = meeting or _choose_meeting()
+        address, port = msgspec.msgpack.decode(self._meeting, type=tuple[str, int])
+        decoded = msgspec.msgpack.decode(spec, type=AgentSpec)
+        options = {"PENSTOCK_MASTER_ADDR": address, "PENSTOCK_MASTER_PORT": str(port)}
+        spec_here = msgspec.structs.replace(decoded, options={**decoded.options, **options})
+        super().__init__(msgspec.msgpack.encode(spec_here))
+
+    def meeting(self) -> bytes:
+        """Return the argument for the agents of the other hosts."""
+        return self._meeting
+
+
+def _choose_meeting() -> bytes:
+    """Return the address of this host in the cluster, and a port that is free at present."""
+    address = ray.util.get_node_ip_address()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as probe:
+        return msgspec.msgpack.encode((address, probe.getsockname()[1]))
+
+
 class RayBackend:
     """Backend that places agents as actors.
 
     Args:
         resources: resources of an agent, by Ray's names "CPU" and "GPU".
+        num_hosts: number of hosts of an engine, each with an agent.
     """
 
-    def __init__(self, name: str, bundles: Bundles, resources: dict[str, float]) -> None:
+    def __init__(self, name: str, bundles: Bundles, resources: dict[str, float], num_hosts: int = 1) -> None:
         self.name = name
         self.most = bundles.most
         self._bundles = bundles
         self._resources = resources
+        self._num_hosts = num_hosts
         # The class is pickled by reference, because hosts have this package installed.
-        self._actor: Any = ray.remote(HostAgent)
+        self._actor: Any = ray.remote(HostAgent if num_hosts == 1 else MeetingAgent)
 
     async def place(self, spec: bytes) -> Place:
         return await _in_thread(self._place, spec)
 
     def _place(self, spec: bytes) -> Place:
         bundle = self._bundles.allocate(self._resources)
-        strategy = PlacementGroupSchedulingStrategy(
-            placement_group=bundle.group, placement_group_bundle_index=bundle.index
-        )
-        actor = self._actor.options(
-            scheduling_strategy=strategy,
+        actors: list[Any] = []
+        meeting: tuple[Any, ...] = ()
+        for index, spec_of_host in enumerate(specs_of_hosts(spec, self._num_hosts), bundle.index):
+            actors.append(self._options(bundle.group, index).remote(spec_of_host, *meeting))
+            if self._num_hosts > 1 and not meeting:
+                # Ray starts the others once the first one has answered.
+                meeting = (actors[0].meeting.remote(),)
+        return _RayPlace(actors, bundle)
+
+    def _options(self, group: PlacementGroup, index: int) -> Any:
+        return self._actor.options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=index
+            ),
             num_cpus=self._resources.get("CPU", 0),
             num_gpus=self._resources.get("GPU", 0),
-            max_restarts=-1,
+            # The agents of several hosts are replaced together, because the first host may be another one afterwards.
+            max_restarts=-1 if self._num_hosts == 1 else 0,
             max_concurrency=_MAX_CONCURRENCY,
         )
-        return _RayPlace(actor.remote(spec), bundle)
 
 
 class _RayPlace:
-    """Actor in its bundle."""
+    """Actors of an engine in their bundles, that of its first host first."""
 
-    def __init__(self, actor: Any, bundle: Bundle) -> None:
-        self._actor = actor
+    def __init__(self, actors: list[Any], bundle: Bundle) -> None:
+        self._actors = actors
         self._bundle: Bundle | None = bundle
-        self._status_call: asyncio.Future[bytes] | None = None
+        self._status_calls: list[asyncio.Future[bytes]] = []
 
     async def status(self, timeout_s: float) -> bytes:
+        """Return the status of the first host, or of one that has ended."""
         # A call to a pending actor is pending too, so one call is enough.
-        if self._status_call is None:
-            self._status_call = asyncio.ensure_future(_answer(self._actor.status.remote()))
-        done, _ = await asyncio.wait([self._status_call], timeout=timeout_s)
-        if not done:
+        if not self._status_calls:
+            self._status_calls = [asyncio.ensure_future(_answer(actor.status.remote())) for actor in self._actors]
+        calls = self._status_calls
+        _, pending = await asyncio.wait(calls, timeout=timeout_s)
+        if not pending:
+            self._status_calls = []
+        statuses = [call.result() for call in calls if call.done()]
+        if pending:
             raise AgentUnreachableError(f"an agent has not answered within {timeout_s:g} s")
-        call, self._status_call = self._status_call, None
-        return call.result()
+        return next(filter(_has_ended, statuses), statuses[0])
 
     async def drain(self, drain_timeout_s: float, timeout_s: float) -> bytes:
+        """Drain the first host; the others only run ranks for it."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await _answer(self._actor.drain.remote(drain_timeout_s))
+                return await _answer(self._actors[0].drain.remote(drain_timeout_s))
         except TimeoutError:
             raise AgentUnreachableError(f"an agent has not drained within {timeout_s:g} s") from None
 
@@ -247,22 +300,27 @@ class _RayPlace:
 
     async def leave(self) -> None:
         bundle, self._bundle = self._bundle, None
-        if self._status_call is not None:
-            self._status_call.cancel()
+        for call in self._status_calls:
+            call.cancel()
         if bundle is not None:
             await _in_thread(self._release_bundle, bundle)
 
     def _release_bundle(self, bundle: Bundle) -> None:
-        ray.kill(self._actor)
+        for actor in self._actors:
+            ray.kill(actor)
         bundle.release()
+
+
+def _has_ended(status: bytes) -> bool:
+    return msgspec.msgpack.decode(status, type=AgentStatus).phase is AgentPhase.ENDED
 
 
 async def _answer(reference: Any) -> bytes:
     try:
         return await reference
     except ray.exceptions.ActorDiedError as error:
-        # Ray restarts actors for ever, unless their constructor failed.
-        raise AgentGoneError(f"an agent could not be started: {_summary(error)}") from error
+        # Ray restarts actors for ever, unless their constructor failed or their engine has several hosts.
+        raise AgentGoneError(f"an agent has died or could not be started: {_summary(error)}") from error
     except ray.exceptions.RayActorError as error:
         raise AgentUnreachableError(f"an agent is not running: {_summary(error)}") from error
 

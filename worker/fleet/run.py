@@ -36,6 +36,8 @@ RETRY_FOR_S = 5.0
 _RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
 # Options that an agent decides itself, or that do not apply to it.
 _NOT_PASSED_ON = ("engines", "worker_name", "device", "threads")
+# Options that the agents of an engine over several hosts choose.
+_OF_HOSTS = ("node_rank", "master_addr", "master_port")
 
 log = structlog.get_logger()
 
@@ -59,18 +61,21 @@ def serve_fleet(settings: Settings) -> int:
     with connected(options.ray):
         fields = settings.fields_of(EngineConfig)
         device = fields["device"] or KINDS[fields["engine"]].device or ("cuda" if has_gpus() else "cpu")
+        num_hosts = fields["nnodes"]
         with settings.naming_sources():
-            engine = EngineConfig(**{**fields, "device": device})
+            engine = EngineConfig(
+                **{**fields, "device": device, "master_addr": "the first host" if num_hosts > 1 else ""}
+            )
             check_name("the model's name (--served-model-name)", engine.model_name)
         resources = resources_of(settings, device)
         name = f"penstock-{engine.model_name}"
         group = options.placement_group
-        bundles = OwnGroups(name) if group is None else GivenGroup(group, resources)
+        bundles = OwnGroups(name, num_hosts) if group is None else GivenGroup(group, resources)
         if bundles.most is not None and bundles.most < scaling.least:
             raise UsageError(
                 f"--engines {host.engines}: --ray-placement-group {group} has room for {bundles.most} engines"
             )
-        backend = RayBackend(f"Ray at {options.ray}", bundles, resources)
+        backend = RayBackend(f"Ray at {options.ray}", bundles, resources, num_hosts)
         spec = AgentSpec(
             worker_name=host.worker_name or f"{engine.model_name}-ray",
             options=passed_on(settings, device, int(resources["CPU"])),
@@ -139,10 +144,13 @@ def _check_options(settings: Settings, options: FleetOptions) -> tuple[HostOptio
                     f"--{name.replace('_', '-')} {value}: engines of a fleet come and go one by one, and those of a "
                     "group together; start groups on their hosts, without --ray"
                 )
-        if engine["nnodes"] > 1:
+        for setting in settings.all:
+            if setting.declared.name in _OF_HOSTS and setting.source:
+                raise UsageError(f"{setting.source}: with --ray the hosts of an engine find each other; leave it out")
+        if engine["nnodes"] > 1 and options.placement_group is not None:
             raise UsageError(
-                f"--nnodes {engine['nnodes']}: Ray places engines of one host each; start an engine over several hosts "
-                "on them, without --ray"
+                f"--ray-placement-group {options.placement_group}: an engine over {engine['nnodes']} hosts needs a "
+                "group of its own; leave it out"
             )
         if host.metrics_port:
             raise UsageError(
@@ -160,11 +168,12 @@ def _check_options(settings: Settings, options: FleetOptions) -> tuple[HostOptio
 
 
 def resources_of(settings: Settings, device: str) -> dict[str, float]:
-    """Return Ray's resources of one engine: on the CPU its threads, otherwise its GPUs and one CPU."""
+    """Return Ray's resources of one engine on each of its hosts: on the CPU its threads, else its GPUs and one CPU."""
     values = {setting.declared.name: setting.value for setting in settings.all}
     num_ranks = 1
     for name in _RANKS:
         num_ranks *= values[name]
+    num_ranks //= values["nnodes"]
     if device == "cpu":
         return {"CPU": float((values["threads"] or 1) * num_ranks)}
     # vLLM may get its ranks from its own options; then --gpus-per-engine has their number.

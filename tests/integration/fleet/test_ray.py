@@ -125,7 +125,7 @@ async def test_it_grows_with_the_queue_shrinks_when_it_is_done_and_leaves_nothin
 async def test_joining_leaving_and_killed_nodes_lose_no_request_under_load(
     ray_cluster: RayCluster, start_fleet: StartFleet, redis_url: str, namespace: str
 ) -> None:
-    """Each node has capacity for one engine. Every request ends with the tokens of an undisturbed run."""
+    """Each node has capacity for one engine. Every request ends with the same tokens."""
     first = await asyncio.to_thread(ray_cluster.add, 1)
     fleet = start_fleet(*options(ray_cluster, redis_url, namespace, "2:2"))
     # The second engine waits until there is a node for it.
@@ -155,6 +155,34 @@ async def test_joining_leaving_and_killed_nodes_lose_no_request_under_load(
         stopping.set()
         await asyncio.gather(*asking)
     assert {tuple(tokens) for tokens in ended} == {tuple(expected)}
+    fleet.process.terminate()
+    assert await asyncio.to_thread(fleet.process.wait, DEADLINE_S) == 0, fleet.err
+    assert processes_of(namespace) == []
+    assert await asyncio.to_thread(ray_cluster.left) == {"actors": 0, "groups": 0}
+
+
+@long
+async def test_an_engine_over_two_hosts_moves_when_either_is_killed(
+    ray_cluster: RayCluster, start_fleet: StartFleet, redis_url: str, namespace: str, gate: Gate
+) -> None:
+    """Its ranks never share a host. A generation resumes after its last token, with the same tokens."""
+    first = await asyncio.to_thread(ray_cluster.add, 2)
+    layout = ("--tensor-parallel-size", "2", "--nnodes", "2", "--deterministic")
+    fleet = start_fleet(*options(ray_cluster, redis_url, namespace, "1:1"), *layout)
+    await asyncio.to_thread(fleet.await_event, "fleet_capacity_missing")
+    second = await asyncio.to_thread(ray_cluster.add, 2)
+    await asyncio.to_thread(fleet.await_ready)
+    async with Client.connect(redis_url, namespace=namespace, wait_for_model=True) as client:
+        expected = list((await client.generate(PROMPT, LONG, model="demo")).outputs[0].token_ids)
+        for leaving in (first, second):
+            gate.hold_at(5)
+            handle = await client.submit(PROMPT, LONG, model="demo")
+            async with asyncio.timeout(DEADLINE_S), contextlib.aclosing(handle.stream()) as stream:
+                await anext(stream)
+            await asyncio.to_thread(ray_cluster.remove, leaving, kill=True)
+            await asyncio.to_thread(ray_cluster.add, 2)
+            gate.open()
+            assert await result_of(handle) == expected
     fleet.process.terminate()
     assert await asyncio.to_thread(fleet.process.wait, DEADLINE_S) == 0, fleet.err
     assert processes_of(namespace) == []

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from penstock.worker import cli as worker_cli
-from penstock.worker.fleet.backend import AgentPhase, AgentStatus
+from penstock.worker.config.ranks import KEY_VARIABLE, read_node_key
+from penstock.worker.fleet.backend import AgentPhase, AgentSpec, AgentStatus, specs_of_hosts
 from penstock.worker.fleet.run import passed_on, resources_of
 from penstock.worker.programs import START
 
@@ -36,6 +37,11 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ((*FLEET, "--data-parallel-size", "2"), "--data-parallel-size 2: engines of a fleet come and go one by one"),
         ((*FLEET, "--data-parallel-group", "big"), "--data-parallel-group big: engines of a fleet"),
         ((*FLEET, "--metrics-port", "9000"), "--metrics-port 9000: several engines"),
+        ((*FLEET, "--master-addr", "a"), "--master-addr: with --ray the hosts of an engine find each other"),
+        (
+            (*FLEET, "--pipeline-parallel-size", "2", "--nnodes", "2", "--ray-placement-group", "mine"),
+            "--ray-placement-group mine: an engine over 2 hosts needs a group of its own",
+        ),
         ((*FLEET, "--ray", "ray://host:10001"), "with --ray auto"),
         ((*FLEET, "--wanted-wait", "0"), "--wanted-wait must be"),
         ((*FLEET, "--redis-url", "nowhere"), "nowhere"),
@@ -110,6 +116,20 @@ def test_an_engine_asks_for_its_threads_or_for_its_gpus() -> None:
     assert resources_of(read(START, *FLEET), "cpu") == {"CPU": 1.0}
     assert resources_of(read(START, *FLEET, "--threads", "6"), "cpu") == {"CPU": 6.0}
     assert resources_of(read(START, *FLEET, "--gpus-per-engine", "4"), "cuda") == {"CPU": 1.0, "GPU": 4.0}
+    hosts = ("--tensor-parallel-size", "4", "--pipeline-parallel-size", "2", "--nnodes", "2")
+    assert resources_of(read(START, *FLEET, *hosts, "--threads", "3"), "cpu") == {"CPU": 12.0}
+    assert resources_of(read(START, *FLEET, *hosts), "cuda") == {"CPU": 1.0, "GPU": 4.0}
+
+
+def test_the_hosts_of_an_engine_share_a_secret_and_have_numbers() -> None:
+    options = {"PENSTOCK_MODEL": "m", "PENSTOCK_NNODES": "2", "PENSTOCK_STAT_LOGGERS": "a"}
+    spec = msgspec.msgpack.encode(AgentSpec(worker_name="w", options=options))
+    assert specs_of_hosts(spec, 1) == [spec]
+    first, second = (msgspec.msgpack.decode(each, type=AgentSpec).options for each in specs_of_hosts(spec, 2))
+    key = {KEY_VARIABLE: first[KEY_VARIABLE]}
+    assert first == {**options, **key}
+    assert second == {"PENSTOCK_MODEL": "m", "PENSTOCK_NNODES": "2", "PENSTOCK_NODE_RANK": "1", **key}
+    assert len(read_node_key(first)) == 64
 
 
 @pytest.mark.parametrize(
