@@ -39,6 +39,7 @@ HELD_BYTES = 6_000
 # Numbers have limits, because a greedy demo model would write digits without end.
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 SCHEMA = {"type": "object", "properties": {"n": DIGIT}, "required": ["n"], "additionalProperties": False}
+SHOW_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
 TOOL = {"type": "function", "function": {"name": "count", "parameters": SCHEMA, "strict": True}}
 # By name, our parameters and those of llama-server itself.
 ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -88,7 +89,11 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         pytest.skip("no llama-server here: run make engine-llama, or name one in PENSTOCK_LLAMA_SERVER")
     from .demo_gguf import write_demo  # it needs torch, and this file is imported without
 
-    path = write_demo(tmp_path_factory.mktemp("llama") / "demo.gguf")
+    folder = tmp_path_factory.mktemp("llama")
+    path = write_demo(folder / "demo.gguf")
+    model = shutil.copytree(MODEL, folder / "model")
+    template = model / "chat_template.jinja"
+    template.write_text(SHOW_TOOLS + template.read_text())
     port = free_port()
     relay = Relay(port)
     command = [*program, "-m", str(path), "--host", "127.0.0.1", "--port", str(port), "-t", "1", "-tb", "1"]
@@ -96,7 +101,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     command += ["--parallel", "4", "--no-kv-unified", "-c", "8192", "-ctk", "f32", "-ctv", "f32", "-fa", "off"]
     options = ["--engine", "http", "--engine-url", f"http://127.0.0.1:{relay.port}", "--served-model-name", "demo"]
     try:
-        with LocalStack(MODEL, [*options, "--engine-command", " ".join(command)]) as stack:
+        with LocalStack(model, [*options, "--engine-command", " ".join(command)]) as stack:
             yield Deployment(stack, relay, f"http://127.0.0.1:{port}", program)
     finally:
         relay.close()
@@ -176,6 +181,10 @@ def test_tools_and_formats_through_the_gateway(deployment: Deployment, tmp_path:
         for forced in ("required", {"type": "function", "function": {"name": "count"}}):
             (call,) = choice_of(tools=[TOOL], tool_choice=forced)["message"]["tool_calls"]
             assert (call["function"]["name"], json.loads(call["function"]["arguments"]).keys()) == ("count", {"n"})
+        # With "auto" its grammars cannot enforce ``strict``, which changes nothing then.
+        function = {**TOOL["function"], "strict": False}
+        free, strict = (choice_of(tools=tools) for tools in ([{**TOOL, "function": function}], [TOOL]))
+        assert strict == free
         form = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA, "strict": True}}
         assert json.loads(choice_of(response_format=form)["message"]["content"]).keys() == {"n"}
         answer = choice_of(response_format={"type": "json_object"}, max_tokens=20)
