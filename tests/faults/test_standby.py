@@ -98,9 +98,15 @@ async def test_generations_resume_at_the_standby(start: Start, gate: Gate, tmp_p
         keeper = psutil.Process(waiting["core_pid"]).ppid()
         assert psutil.Process(serving.core_pid).ppid() == keeper
 
-        # The standby takes over, and another one stands by.
-        kill(serving.core_pid)
-        serving = await until_serving(stack, 1)
+        # The standby takes over, also before the parent of the worker process has reported its end.
+        fork_server = psutil.Process(serving.worker_pid).parent()
+        assert fork_server is not None
+        fork_server.suspend()
+        try:
+            kill(serving.core_pid)
+            serving = await until_serving(stack, 1)
+        finally:
+            fork_server.resume()
         assert (serving.worker_pid, serving.core_pid) == (waiting["worker_pid"], waiting["core_pid"])
         # A standby that dies is replaced, and no request is disturbed.
         kill((await standby(stack, 2))["core_pid"])

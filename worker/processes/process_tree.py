@@ -38,13 +38,18 @@ def kill_process_tree(pid: int) -> None:
     descendants: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         descendants = psutil.Process(pid).children(recursive=True)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    kill_group(pid)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     for descendant in descendants:
         with suppress(psutil.NoSuchProcess):
             descendant.kill()
+
+
+def kill_group(leader: int) -> None:
+    """Kill the processes of a group; do nothing if all have exited."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def die_with(parent_pid: int) -> None:

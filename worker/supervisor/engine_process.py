@@ -29,7 +29,7 @@ from ...shared.messages.supervision import STALLED, Activation, EngineState, Sle
 from ..config.worker_config import STATUS_INTERVAL_S, WorkerConfig
 from ..processes.forking import FORK_VERSION, ForkedProcess, ForkWorker, NotForkedError, fork_process, workers_address
 from ..processes.host import waited_for_processor_s
-from ..processes.process_tree import group_lives, is_stopped, kill_process_tree
+from ..processes.process_tree import group_lives, is_stopped, kill_group, kill_process_tree
 from .restart import Death
 
 # A status may carry a long traceback.
@@ -168,11 +168,12 @@ class EngineProcess:
         return self._is_killed and self._silence is None and not has_failed
 
     async def gone(self) -> None:
-        """Wait until the processes that it started have ended, too; at most ``GROUP_END_TIMEOUT_S``."""
+        """Wait until it and the processes that it started have ended; at most ``GROUP_END_TIMEOUT_S``."""
         if self._process is None:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(GROUP_END_TIMEOUT_S):
+                await self._process.wait()
                 while group_lives(self._process.pid):  # noqa: ASYNC110  # no event tells the end of a process that is not a child
                     await asyncio.sleep(GROUP_POLL_S)
 
@@ -216,16 +217,19 @@ class EngineProcess:
         leaving = asyncio.create_task(self._has_left.wait())
         try:
             await asyncio.wait([exiting, leaving], return_when=asyncio.FIRST_COMPLETED)
-            # A failed process that has left has nothing to do any more, and an exit takes tens of milliseconds.
-            process.send_signal(signal.SIGKILL)
-            status = await exiting
-            # The engine core of a crashed worker would go on using the GPU and keep the pipe open.
-            kill_process_tree(process.pid)
+            if exiting.done():
+                # The engine core of a crashed worker would go on using the GPU and keep the pipe open.
+                kill_process_tree(process.pid)
+                status = exiting.result()
+                await asyncio.wait([reading], timeout=LAST_LINES_TIMEOUT_S)
+            else:
+                # It has failed and left. It takes tens of milliseconds to end; a standby need not wait for that.
+                kill_group(process.pid)
+                status = -signal.SIGKILL
         finally:
-            leaving.cancel()
+            for task in (exiting, leaving, reading):
+                task.cancel()
             self._close_life_line()
-        await asyncio.wait([reading], timeout=LAST_LINES_TIMEOUT_S)
-        reading.cancel()
         self.exit_code = status
         self.ended.set()
         self._has_cause.set()
