@@ -7,6 +7,7 @@ from a cache of the device, and every layer's results are compared.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -73,6 +74,7 @@ def choose_entries(network: LeanDecoder, measure_us: MeasureUs, product: Product
         suitable = [layer for layer in layers if make(layer, MAX_ROWS, product) is not None]
         if not suitable:
             continue
+        started = time.monotonic()
         plain = [getattr(layer, plain_name) for layer in suitable]
         fused: Any = [make(layer, MAX_ROWS, product) for layer in suitable]
         choices = [_choose(network, plain, fused, num_rows, measure_us) for num_rows in _NUM_ROWS]
@@ -88,6 +90,7 @@ def choose_entries(network: LeanDecoder, measure_us: MeasureUs, product: Product
                 zip(_NUM_ROWS, [{name: round(us) for name, us in each.us.items()} for each in choices], strict=True)
             ),
             refused="; ".join(dict.fromkeys(reason for each in choices for reason in each.refused.values())),
+            seconds=round(time.monotonic() - started, 2),
         )
 
 
@@ -107,6 +110,7 @@ def choose_prompt_attention(
             form = layer.num_heads, call.key_shape, call.value_shape, rules
             by_form.setdefault(form, []).append((layer, call))
     for (*_, rules), members in by_form.items():
+        started = time.monotonic()
         trial = _PromptTrial(*members[0], Variant(*rules), block_size, num_tokens)
         ways = {_PLAIN: partial(trial, None), **{each: partial(trial, each) for each in libraries}}
         choice = choose(_PLAIN, ways, measure_us)
@@ -120,6 +124,7 @@ def choose_prompt_attention(
             library=members[0][1].prompt_library,
             us={name: round(us) for name, us in choice.us.items()},
             refused="; ".join(f"{name}: {reason}" for name, reason in choice.refused.items()),
+            seconds=round(time.monotonic() - started, 2),
         )
 
 
