@@ -39,7 +39,7 @@ MAX_EXCESS = 4
 # A role in addition to those of a heartbeat.
 _RANK = "rank"
 # A worker started while Redis is unreachable exits immediately. Time for which it is started again.
-START_PATIENCE_S = 120.0
+START_PATIENCE_S = 900.0
 START_PAUSE_S = 0.2
 
 log = get_logger(__name__)

@@ -34,7 +34,7 @@ from ....shared.redis_access.link import (
 from ....shared.redis_access.replies import deliver_replies
 from .owners import Owners
 
-CATCH_UP_TIMEOUT_S = 120.0
+CATCH_UP_TIMEOUT_S = 900.0
 _WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 # Time, database, and the client's address or "lua".
 _HEAD = re.compile(rb"[\d.]+ \[\d+ (lua|[^\]]*)\] ")

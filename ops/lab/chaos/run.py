@@ -48,10 +48,9 @@ MAX_DELIVERIES = 10
 # Longer than a lease. So an engine paused for less continues while others own its requests; its writes are refused.
 # The worker process of a real model reads a large vocabulary for seconds, on a busy machine for more than ten.
 STALL_TIMEOUT_S, STALL_TIMEOUT_OF_OTHERS_S = 6.0, 30.0
-# A request that takes this much longer than everything else is lost.
-PATIENCE_S = 120.0
-# vLLM and real models take half a minute to start on a quiet machine.
-SLOW_PATIENCE_S = 900.0
+# A request that takes this much longer than everything else is lost. It only guards against hanging: on a busy machine
+# a reader's process may need a minute to start, and an engine with a real model several.
+PATIENCE_S = 900.0
 TENANTS_PER_PARTITION = 4
 
 
@@ -349,7 +348,7 @@ async def _load_stack(
         concurrency=options.concurrency,
         on_delta=on_delta,
         go_on=go_on,
-        patience_s=SLOW_PATIENCE_S if options.models or options.engine == "vllm" else PATIENCE_S,
+        patience_s=PATIENCE_S,
         shards=stack.shards,
         readers=readers,
     )
