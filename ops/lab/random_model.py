@@ -54,6 +54,19 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         bos_token_id=None,
         eos_token_id=None,
     ),
+    # The heads of SmolLM-135M, and almost nothing else: the time of a decoder's step is that of its attention.
+    "attention135": lambda: Qwen3Config(
+        hidden_size=16,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        intermediate_size=16,
+        vocab_size=256,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
     # Qwen3-0.6B
     "qwen06": lambda: Qwen3Config(
         hidden_size=1024,
