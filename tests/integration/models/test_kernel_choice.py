@@ -210,3 +210,17 @@ def test_a_gpu_chooses_by_its_own_clock() -> None:
     for each in (forward, plain):
         each.allocate(60, 4, 3, device)
     assert_equal(*([each.run(step) for step in steps(device, SHORT)] for each in (forward, plain)))
+
+
+@pytest.mark.gpu
+def test_a_gpu_times_what_is_installed() -> None:
+    device = torch.device("cuda")
+    model = make_model("qwen3", torch.bfloat16, head_dim=64)
+    torch.nn.Module.to(model, device)
+    forward = LeanForward(model, ForwardSettings(64))
+    with structlog.testing.capture_logs() as events:
+        choose_by_times(forward, 16, GraphClock(device), has_adapters=True)
+    (event,) = events
+    names = {part.split(":")[0] for part in event["refused"].split("; ") if part}
+    assert {*event["us"], *names} == {"separate", *library.installed()}
+    assert {"separate", "flash"} <= event["us"].keys()
