@@ -278,9 +278,13 @@ class _RayPlace:
         _, pending = await asyncio.wait(calls, timeout=timeout_s)
         if not pending:
             self._status_calls = []
-        statuses = [call.result() for call in calls if call.done()]
+        # All are read, because asyncio logs those that are not.
+        error = next(filter(None, [call.exception() for call in calls if call.done()]), None)
+        if error is not None:
+            raise error
         if pending:
             raise AgentUnreachableError(f"an agent has not answered within {timeout_s:g} s")
+        statuses = [call.result() for call in calls]
         return next(filter(_has_ended, statuses), statuses[0])
 
     async def drain(self, drain_timeout_s: float, timeout_s: float) -> bytes:
