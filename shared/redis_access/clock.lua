@@ -12,7 +12,7 @@ local marks = {MAX_LEAD_MS = 1000, MAX_CUT = 1000} -- one table, since a script 
 local function now_us()
   if not marks.now_us then
     local seconds, micros = unpack(redis.call('TIME'))
-    marks.now_us = tonumber(seconds) * 1000000 + tonumber(micros)
+    marks.now_us, marks.seconds = tonumber(seconds) * 1000000 + tonumber(micros), seconds
   end
   return marks.now_us
 end

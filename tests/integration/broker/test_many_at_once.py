@@ -88,7 +88,8 @@ def _comparable(found: Snapshot) -> dict[str, Any]:
         kept[name] = sorted(value) if isinstance(value, dict) else [request_id for _, request_id in value]
     for name in [name for name in kept if name.startswith("due:")]:
         kept[name] = len(kept[name])
-    kept["ledger:rows"] = [row.partition(b"\n")[2] for row in kept.get("ledger:rows", [])]  # without its time
+    rows = [row.split(b"\n") for row in kept.get("ledger:rows", [])]
+    kept["ledger:rows"] = [(used, *rest) for used, _, *rest in rows]  # without its time
     kept["states"] = {name: hash_["state"] for name, hash_ in found.of("request").items()}
     kept["prompts"] = {name: (hash_["prompt"], hash_["count"]) for name, hash_ in found.of("request").items()}
     kept["deadlines"] = sorted(found.one("deadlines"))

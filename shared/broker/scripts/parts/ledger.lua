@@ -7,9 +7,9 @@
 -- Such a script appends a row to ledger:rows, a list, which costs one command for all ends of a call. Every MAX_ROWS
 -- rows, and before the ledger is read, all rows are added to the hashes of their hours and days, in one script.
 --
--- A row is lines: output tokens, a space and used; start of the hour, state (empty at the end of a segment), tenant, past,
--- images and account. Absent fields are empty. Rows of a tenant differ mostly in the first line, so the others are read
--- once. Fields of a request:
+-- A row is lines: output tokens, a space and used; a time less than 100 s before, in the same hour; state (empty at the
+-- end of a segment), tenant, past, images and account. Absent fields are empty. Rows of a tenant differ mostly in the
+-- first line, so the others are read once. Fields of a request:
 --   account          KEY and ADAPTER, and a line "1" if another answer to the same prompt counts the prompt; absent if it
 --                    has none of these
 --   used             prompt tokens, cached ones of these, and "e" after them if the prompt was pooled, by its engine;
@@ -22,14 +22,14 @@ local ledger -- the functions below, nil until they are needed
 -- Create these functions at their first use, because most calls of scripts need none.
 local function open_ledger()
   if ledger then return ledger end
-  local MAX_ROWS = 256
-  local start, rows, ended, books -- rows until write, ended requests until spend
+  local at, rows, ended, books -- rows until write, ended requests until spend
 
   -- Count the end of a request with these fields, or of a segment (state is '' then). Call write and settle_ends, or
   -- spend, next.
   local function count(request, state)
-    start = start or '\n' .. now_s() - now_s() % 3600 .. '\n'
-    local row = request.count .. ' ' .. (request.used or '') .. start .. state .. '\n' .. request.tenant .. '\n'
+    now_us()
+    at = at or '\n' .. string.sub(marks.seconds, 1, -3) .. '00\n' -- rows of one time are added up faster
+    local row = request.count .. ' ' .. (request.used or '') .. at .. state .. '\n' .. request.tenant .. '\n'
       .. (request.past or '') .. '\n' .. (request.images or '') .. '\n' .. (request.account or '')
     if rows then rows[#rows + 1] = row else rows = {row} end
     if ended then ended[#ended + 1] = request else ended = {request} end
@@ -91,7 +91,8 @@ local function open_ledger()
     -- Return the accounts of these rows. A request that delivered nothing, because it did not finish, used nothing.
     local function accounts_of(rows)
       local accounts, owners = {}, {}
-      for _, row in ipairs(rows) do
+      for i = 1, #rows do
+        local row = rows[i]
         local count, prompt, cached, kind, stop = string.match(row, FIRST)
         local lines = stop and string.sub(row, stop)
         local owner = lines and (owners[lines] or owner_of(accounts, lines))
@@ -103,8 +104,12 @@ local function open_ledger()
           if count == '0' and not owner.counts_empty then
             -- nothing was delivered
           elseif owner.is_plain and is_known and kind == '' then -- most requests
+            prompt = prompt + 0 -- a number, converted once
             sums[OUTPUT], sums[PROMPT] = sums[OUTPUT] + count, sums[PROMPT] + prompt
-            if cached ~= '0' then sums[CACHED] = sums[CACHED] + math.min(cached, prompt) end
+            if cached ~= '0' then
+              cached = cached + 0
+              sums[CACHED] = sums[CACHED] + (cached < prompt and cached or prompt)
+            end
           else
             add_tokens(owner, tonumber(count), is_known and prompt, cached, kind)
           end
@@ -187,7 +192,7 @@ local function open_ledger()
   -- Write what was counted in this call.
   local function write(prefix)
     if not rows then return end
-    local key = prefix .. 'ledger:rows'
+    local MAX_ROWS, key = 256, prefix .. 'ledger:rows'
     local num_rows = attempt('RPUSH', key, unpack(rows))
     if not num_rows then
       redis.call('DEL', key)
@@ -203,12 +208,14 @@ local function open_ledger()
     ended = nil
     if spending and marks.budgets == nil then marks.budgets = redis.call('HGET', prefix .. 'queue', 'budgets') end
     if not (spending and marks.budgets) then return end
-    for _, request in ipairs(spending) do
+    for i = 1, #spending do
+      local request = spending[i]
       local num_tokens = request.count + (string.match(request.used or '', '^%d+') or 0)
       if num_tokens > 0 then tokens[request.tenant] = (tokens[request.tenant] or 0) + num_tokens end
     end
     for tenant, num_tokens in pairs(tokens) do
-      local left = redis.pcall('HINCRBY', prefix .. 'budget_left', tenant, -num_tokens)
+      -- As text, because Redis formats numbers of scripts with 17 digits.
+      local left = redis.pcall('HINCRBY', prefix .. 'budget_left', tenant, string.format('-%d', num_tokens))
       if type(left) ~= 'number' or left < 0 then
         open_books().close_rows(prefix)
         open_budgets().allow(prefix, tenant)
