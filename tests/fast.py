@@ -22,6 +22,8 @@ FAST_EXAMPLES = 10
 
 NEED_TORCH = (
     "e2e",
+    "engines/test_vllm_lora.py",
+    "engines/test_vllm_pooling.py",
     "faults",
     "integration/checkpoints",
     "integration/commands/test_bench_sides.py",

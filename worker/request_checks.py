@@ -19,6 +19,7 @@ from ..shared.messages.outcome import FinishReason, RequestError
 from ..shared.messages.requests import EngineCoreRequest
 from ..shared.params.images import check_images
 from ..shared.params.kinds import GENERATE
+from ..shared.params.pooling import MAX_RESULT_BYTES, PoolingParams, PoolingSetup
 from ..shared.params.sampling import SamplingParams
 from .config.batch import FIRST_COME_FIRST_SERVED
 
@@ -47,10 +48,10 @@ def check_adapter(request: EngineCoreRequest, *, has_adapters: bool, engine: str
     """
     if request.lora_request is None or has_adapters:
         return
-    if engine != "penstock":
+    if engine == "http":
         raise UnsupportedParameterError(
-            f"lora_request: engine {engine!r} serves no adapters under the queue; Penstock's own does, started with "
-            f"--enable-lora"
+            "lora_request: engine 'http' serves no adapters under the queue; Penstock's own and vLLM do, started with "
+            "--enable-lora"
         )
     raise UnsupportedParameterError(
         f"lora_request {request.lora_request.lora_name!r}: this engine serves no adapters; start it with --enable-lora"
@@ -132,6 +133,20 @@ def check_prompt_length(
     number = f"at least {num_prompt_tokens}" if is_lower_bound else f"{num_prompt_tokens}"
     message = f"prompt has {number} tokens, but max_model_len is {max_model_len}"
     raise PromptTooLongError(message if is_pooled else f"{message}, and at least one output token must fit")
+
+
+def check_result_size(num_tokens: int, params: PoolingParams, setup: PoolingSetup) -> None:
+    """Refuse a prompt whose result, with a row for each of its tokens, would not fit into a record.
+
+    Raises:
+        ValidationError: the result would be too large.
+    """
+    num_bytes = 4 * num_tokens * (params.dimensions or setup.dimensions or len(setup.labels))
+    if num_bytes > MAX_RESULT_BYTES:
+        raise ValidationError(
+            f"the result of {num_tokens} tokens would have {num_bytes} bytes, and the limit is {MAX_RESULT_BYTES}; "
+            "send a shorter text or request fewer dimensions"
+        )
 
 
 def refusal(request_id: str, error: PenstockError) -> EngineCoreOutput:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -64,27 +64,34 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
 
 
 @pytest.fixture(scope="session")
-def vllm_stack(
+def start_vllm(
     vllm_python: str, penstock_path: str, gate: Gate, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalStack]:
-    """A private Redis and `worker start --engine vllm` with the demo model, whose cores heed ``gate``."""
-    folder = tmp_path_factory.mktemp("vllm")
-    # Stands for vLLM's interpreter: a core that it starts is gated, and all else is vLLM's own.
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nexec {vllm_python} {HERE / "gated_program.py"} "$@"\n')
-    python.chmod(0o755)
-    options = [*OPTIONS, "--engine", "vllm", "--engine-python", str(python), "--profile-dir", str(folder / "profiles")]
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = penstock_path
-    try:
-        with ExitStack() as stack:
+) -> Callable[..., AbstractContextManager[LocalStack]]:
+    """A function that starts a private Redis and `worker start --engine vllm`, whose cores heed ``gate``."""
+
+    @contextmanager
+    def start(model: Path, *options: str) -> Iterator[LocalStack]:
+        # Stands for vLLM's interpreter: a core that it starts is gated, and all else is vLLM's own.
+        python = tmp_path_factory.mktemp("vllm") / "python"
+        python.write_text(f'#!/bin/sh\nexec {vllm_python} {HERE / "gated_program.py"} "$@"\n')
+        python.chmod(0o755)
+        with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+            patch.setenv("PYTHONPATH", penstock_path)
             with gate.for_engines():
-                deployment = stack.enter_context(LocalStack(MODEL, options))
+                of_engine = ["--engine", "vllm", "--engine-python", str(python)]
+                deployment = stack.enter_context(LocalStack(model, [*of_engine, *options]))
             yield deployment
-    finally:
-        del os.environ["PYTHONPATH"]
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def vllm_stack(
+    start_vllm: Callable[..., AbstractContextManager[LocalStack]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalStack]:
+    """An engine with the demo model."""
+    with start_vllm(MODEL, *OPTIONS, "--profile-dir", str(tmp_path_factory.mktemp("profiles"))) as stack:
+        yield stack
 
 
 @pytest.fixture

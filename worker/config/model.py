@@ -152,10 +152,8 @@ def check_adapters(options: AdapterOptions, engine: str) -> None:
     """Raise ``ConfigurationError`` if adapters are enabled but cannot be served."""
     if not options.enable_lora:
         return
-    if engine != "penstock":
-        raise ConfigurationError(
-            f"enable_lora is for Penstock's own engine; engine {engine!r} serves no adapters under the queue"
-        )
+    if engine == "http":
+        raise ConfigurationError("enable_lora is for engines 'penstock' and 'vllm'; engine 'http' serves no adapters")
     if options.max_cpu_loras < options.max_loras:
         raise ConfigurationError(
             f"max_cpu_loras ({options.max_cpu_loras}) must be at least max_loras ({options.max_loras}): adapters of a "

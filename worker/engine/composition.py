@@ -17,6 +17,7 @@ from ...shared.params.kinds import GENERATE
 from ...shared.params.sampling import SamplingParams
 from ...shared.process.plugins import EXECUTORS, load_object
 from ..config.engine_config import EngineConfig
+from ..models.adapters.load import load_adapter
 from ..models.adapters.slots import AdapterSlots
 from ..models.attention.page_layout import PageLayout
 from ..models.loaded import LoadedModel
@@ -201,11 +202,11 @@ def _is_encoder(model: LoadedModel) -> bool:
     return model.pooling is not None and model.pooling.is_encoder
 
 
-def _make_library(config: EngineConfig, slots: AdapterSlots | None) -> AdapterLibrary | None:
+def _make_library(config: EngineConfig, slots: AdapterSlots | None) -> AdapterLibrary[AdapterSlots] | None:
     if slots is None:
         return None
     folder = Path(config.lora_folder) if config.lora_folder else None
-    return AdapterLibrary(slots, max_adapters=config.max_cpu_loras, folder=folder)
+    return AdapterLibrary(slots, max_adapters=config.max_cpu_loras, folder=folder, load=load_adapter)
 
 
 def _make_batch(config: EngineConfig, size: KVCacheSize) -> InputBatch:
@@ -261,7 +262,7 @@ def _make_scheduler(
     blocks: _Blocks,
     policy: OrderingPolicy,
     drafting: Drafting,
-    adapters: AdapterLibrary | None,
+    adapters: AdapterLibrary[AdapterSlots] | None,
     flights: Flights,
 ) -> Scheduler:
     return Scheduler(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from ...shared.errors import UnsupportedParameterError, ValidationError
 from ...shared.messages.requests import EngineCoreRequest
+from ...shared.params.pooling import PoolingSetup
 from ...shared.params.sampling import SamplingParams
 from ...shared.values.shown import shown
 from ..engine.sampling.param_checks import check_in_vocabulary, check_params
 from ..engine.scheduling.request import Request
-from ..request_checks import check_prompt_length
+from ..request_checks import check_prompt_length, check_result_size, check_served, check_task
 
 # Sampling parameters that no engine has to know: the client sends one request per answer, and the worker process makes
 # the text, its ends and the token ids of bad words.
@@ -86,6 +87,42 @@ def checked_request(
         eos_token_ids=eos_token_ids,
         output_token_ids=delivered,
         priority=message.priority,
+        lora_request=message.lora_request,
+    )
+
+
+def checked_pooling_request(
+    message: EngineCoreRequest, tasks: Sequence[str], setup: PoolingSetup, *, max_model_len: int, vocab_size: int
+) -> Request:
+    """Return the checked request of ``message``, to be pooled.
+
+    Args:
+        tasks: those of the model, its own first.
+
+    Raises:
+        ValidationError: the model does not support the task, a prompt token is invalid, or the result is too large.
+        PromptTooLongError: the prompt exceeds ``max_model_len``.
+    """
+    check_task(message, tasks)
+    params, prompt = message.pooling_params, message.prompt_token_ids or []
+    assert params is not None  # since generate is not one of the tasks
+    if message.prompt_embeds is not None:
+        raise UnsupportedParameterError(
+            "prompt_embeds: a pooling model takes only text or token ids; leave prompt_embeds out"
+        )
+    if not prompt:
+        raise ValidationError("prompt_token_ids is empty")
+    check_prompt_length(len(prompt), max_model_len, is_pooled=True)
+    check_in_vocabulary("prompt_token_ids", prompt, vocab_size)
+    if (params.task or tasks[0]).startswith("token_"):
+        check_result_size(len(prompt), params, setup)
+    return Request(
+        message.request_id,
+        prompt,
+        check_served(message),
+        max_model_len=max_model_len,
+        priority=message.priority,
+        lora_request=message.lora_request,
     )
 
 

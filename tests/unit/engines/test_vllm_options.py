@@ -10,7 +10,13 @@ import pytest
 
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.other_engines.vllm.options import SUPPORTED_OPTIONS, check_options, vllm_environment, vllm_words
+from penstock.worker.other_engines.vllm.options import (
+    SUPPORTED_OPTIONS,
+    check_options,
+    lora_setup,
+    vllm_environment,
+    vllm_words,
+)
 from penstock.worker.other_engines.vllm.versions import check_version
 
 
@@ -27,9 +33,12 @@ def test_options_are_translated_to_vllms() -> None:
     assert pairs["--max-num-seqs"] == "8"
     assert pairs["--max-model-len"] == "512"
     assert pairs["--kv-cache-memory-bytes"] == str(1 << 20)
-    assert {"--enforce-eager", "--enable-prefix-caching"} <= set(words)
+    assert "--enforce-eager" in words
     # vLLM chooses the values that were not given.
-    assert not {"--block-size", "--gpu-memory-utilization", "--trust-remote-code"} & set(words)
+    assert not {"--block-size", "--gpu-memory-utilization", "--trust-remote-code", "--runner"} & set(words)
+    assert not [word for word in words if "prefix-caching" in word]
+    assert "--no-enable-prefix-caching" in vllm_words(_config(enable_prefix_caching=False), "/m")
+    assert vllm_words(_config(runner="pooling"), "/m")[-2:] == ["--runner", "pooling"]
 
 
 def test_ranks_are_vllms_own() -> None:
@@ -37,6 +46,18 @@ def test_ranks_are_vllms_own() -> None:
     pairs = dict(itertools.pairwise(words))
     assert (pairs["--tensor-parallel-size"], pairs["--pipeline-parallel-size"]) == ("2", "3")
     assert "--enable-expert-parallel" in words
+
+
+def test_adapters_on_a_cpu_leave_the_last_slot_of_vllm_empty() -> None:
+    for device, num_in_memory, passed in (("cpu", 3, ("4", "4")), ("cuda", 9, ("3", "9"))):
+        config = _config(enable_lora=True, max_loras=3, max_cpu_loras=9, max_lora_rank=16, device=device)
+        check_options(config)
+        pairs = dict(itertools.pairwise(vllm_words(config, "/m")))
+        assert (pairs["--max-loras"], pairs["--max-cpu-loras"], pairs["--max-lora-rank"]) == (*passed, "16")
+        setup = lora_setup(config)
+        assert setup is not None
+        assert (setup.max_loras, setup.max_cpu_loras) == (3, num_in_memory)
+    assert "--enable-lora" not in vllm_words(_config(), "/m")
 
 
 def test_the_operators_vllm_options_come_last() -> None:

@@ -9,10 +9,17 @@ import pytest
 
 from penstock.shared.errors import UnsupportedParameterError
 from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.pooling import PoolingParams
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.other_engines.vllm import conversion as mapping
-from penstock.worker.other_engines.vllm.conversion import cache_salt_of, check_request, grammar_of, vllm_params
+from penstock.worker.other_engines.vllm.conversion import (
+    cache_salt_of,
+    check_request,
+    grammar_of,
+    vllm_params,
+    vllm_pooling_params,
+)
 
 
 def test_every_grammar_field_is_passed_or_refused() -> None:
@@ -33,6 +40,14 @@ def test_delivered_tokens_count_as_prompt() -> None:
     assert "stop" not in resumed
     assert vllm_params(SamplingParams(max_tokens=None, top_k=-1, seed=1), 3)["max_tokens"] is None
     assert vllm_params(SamplingParams(top_k=-1), 0)["top_k"] == 0
+
+
+def test_pooling_parameters_and_the_second_text_are_passed_on() -> None:
+    params = PoolingParams(dimensions=8, use_activation=False, skip_reading_prefix_cache=True)
+    same = {"dimensions": 8, "use_activation": False, "skip_reading_prefix_cache": True}
+    assert vllm_pooling_params(params, "embed", None) == {**same, "task": "embed"}
+    pair = vllm_pooling_params(PoolingParams(task="classify"), "embed", (3, 7))
+    assert (pair["task"], pair["extra_kwargs"]) == ("classify", {"compressed_token_type_ids": (3, 7)})
 
 
 def _request(params: SamplingParams, **fields: Any) -> EngineCoreRequest:
@@ -81,6 +96,13 @@ def test_an_exact_resume_is_refused_where_it_cannot_be(values: dict[str, Any], i
     else:
         with pytest.raises(UnsupportedParameterError, match=r"^resume='exact'"):
             check_request(demanding, params)
+
+
+def test_log_probabilities_of_prompts_are_refused_beside_adapters() -> None:
+    params = SamplingParams(prompt_logprobs=1)
+    check_request(_request(params), params)
+    with pytest.raises(UnsupportedParameterError, match=r"^prompt_logprobs: vLLM does not compute them"):
+        check_request(_request(params), params, has_adapters=True)
 
 
 def test_the_grammar_of_the_request_is_passed_on() -> None:

@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic
 
 import structlog
 
 from ....shared.errors import AdapterFileError, EngineStateError, PenstockError
 from ....shared.messages.outcome import RequestError
 from ....shared.params.lora import LoRARequest
-from ...models.adapters.load import LoadedAdapter, load_adapter
-from ...models.adapters.slots import AdapterSlots
+from ...models.adapters.files import LoadedAdapter
 from ..scheduling.request import NO_LORA, Request, RequestStatus
 from ..structured.threads import CompileThreads, Task
-from .pool import AdapterEntry, AdapterPool
+from .pool import AdapterEntry, AdapterPool, AnySlots
 
 NUM_THREADS = 1
 LOAD_FAILED = "adapter_load_failed"
@@ -36,22 +36,22 @@ class _Waiting:
     task: Task | None = None
 
 
-class AdapterLibrary:
+class AdapterLibrary(Generic[AnySlots]):
     """Implements ``scheduling.admission.Adapters``, and the operations of ``engine.control.adapters``.
 
     Args:
         max_adapters: limit on adapters in host memory, at least the number of slots.
         folder: folder with adapters by digest; None for none.
-        load: reads an adapter; a parameter, so that tests can delay it.
+        load: reads the adapter of a digest, in a thread.
     """
 
     def __init__(
         self,
-        slots: AdapterSlots,
+        slots: AnySlots,
         *,
         max_adapters: int,
         folder: Path | None,
-        load: Callable[[Path, str, AdapterSlots], LoadedAdapter] = load_adapter,
+        load: Callable[[Path, str, AnySlots], LoadedAdapter],
     ) -> None:
         self._pool = AdapterPool(slots, max_adapters)
         self._folder = folder
@@ -64,7 +64,7 @@ class AdapterLibrary:
         self._of_request: dict[str, AdapterEntry] = {}
 
     @property
-    def slots(self) -> AdapterSlots:
+    def slots(self) -> AnySlots:
         """The adapters' slots on the device."""
         return self._pool.slots
 
@@ -146,6 +146,11 @@ class AdapterLibrary:
             entry.num_users -= 1
             if entry.is_leaving and not entry.num_users:
                 self._pool.drop(entry)
+
+    def digest_of(self, request: Request) -> str:
+        """Return the digest of the adapter of a request that has it; "" without one."""
+        entry = self._of_request.get(request.request_id)
+        return "" if entry is None else entry.digest
 
     def pop_changed_digests(self) -> list[str] | None:
         return self._pool.pop_changed_digests()

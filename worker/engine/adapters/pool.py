@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
 from ....shared.errors import EngineStateError
-from ...models.adapters.load import LoadedAdapter
-from ...models.adapters.slots import AdapterSlots
+from ...models.adapters.files import LoadedAdapter
 
 log = structlog.get_logger(__name__)
 
@@ -39,14 +40,32 @@ class AdapterEntry:
         return self.loaded.digest
 
 
-class AdapterPool:
+class Slots(Protocol):
+    """Slots of a device; ``AdapterSlots``, or those of another engine."""
+
+    num_slots: int
+    are_released: bool
+
+    def share_adapter(self, folder: Path, digest: str) -> None: ...
+
+    def keep_adapter(self, loaded: LoadedAdapter) -> None: ...
+
+    def drop_adapter(self, digest: str) -> None: ...
+
+    def assign(self, slot: int, prepared: Any, digest: str) -> None: ...
+
+
+AnySlots = TypeVar("AnySlots", bound=Slots)
+
+
+class AdapterPool(Generic[AnySlots]):
     """Holds at most ``max_adapters`` adapters, some of them in device slots. The least recently used are replaced.
 
     Attributes:
         slots: device slots from which requests use adapters.
     """
 
-    def __init__(self, slots: AdapterSlots, max_adapters: int) -> None:
+    def __init__(self, slots: AnySlots, max_adapters: int) -> None:
         self.slots = slots
         self._max_adapters = max_adapters
         self._entries: dict[str, AdapterEntry] = {}
@@ -79,10 +98,9 @@ class AdapterPool:
         """Add an adapter, which must fit, on all ranks.
 
         Raises:
-            AdapterFileError, UnsupportedAdapterError: another rank cannot read it, so that none keeps it.
+            AdapterFileError, UnsupportedAdapterError: the slots or another rank cannot take it, so that none keeps it.
         """
-        # The thread that read it has shared it; the same adapter under another name may have been dropped since.
-        self.slots.share_adapter(loaded.folder, loaded.digest)
+        self.slots.keep_adapter(loaded)
         entry = self._entries[loaded.digest] = AdapterEntry(loaded, used=next(self._count))
         return entry
 

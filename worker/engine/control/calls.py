@@ -35,21 +35,16 @@ from ....shared.control.engine import (
     WakeUp,
 )
 from ....shared.control.model import (
-    AddLora,
-    ListLoras,
-    LoraChanged,
-    LoraList,
-    PinLora,
     ReloadWeights,
-    RemoveLora,
     SaveShardedState,
     ShardedStateSaved,
     WeightsReloaded,
 )
-from ....shared.errors import EngineStateError, UnsupportedCallError
+from ....shared.errors import EngineStateError
 from ....shared.messages.core import UtilityCall, UtilityOutput
 from ...core.answers import CallAnswers
 from ...processes.progress import ProgressWriter
+from ..adapters.calls import adapter_calls
 from ..adapters.library import AdapterLibrary
 from ..core.engine_core import EngineCore
 from ..rpc import RpcEngine, RpcMethods
@@ -194,30 +189,3 @@ class EngineControl:
         asleep = [tag for tag in tags if self._parts.sleep.is_asleep(tag)]
         if asleep:
             raise EngineStateError(f"the engine's {' and '.join(asleep)} sleep; wake them up first")
-
-
-def adapter_calls(library: AdapterLibrary | None) -> dict[type, Callable[[Any], LoraChanged | LoraList | None]]:
-    """Return a function per type of call; ``library`` is None for an engine without adapters."""
-    if library is None:
-        return {
-            AddLora: _refuse_adapters,
-            PinLora: _refuse_adapters,
-            RemoveLora: lambda _: LoraChanged(success=False),
-            ListLoras: lambda _: LoraList([]),
-        }
-    return {
-        AddLora: lambda call: _add_adapter(library, call),
-        PinLora: lambda call: LoraChanged(library.pin(call.lora_id) if call.pinned else library.unpin(call.lora_id)),
-        RemoveLora: lambda call: LoraChanged(library.remove(call.lora_id)),
-        ListLoras: lambda _: LoraList(library.ids()),
-    }
-
-
-def _add_adapter(library: AdapterLibrary, call: AddLora) -> LoraChanged | None:
-    is_new = library.load(call.lora_request)
-    return None if is_new is None else LoraChanged(is_new)
-
-
-def _refuse_adapters(call: AddLora | PinLora) -> LoraChanged:
-    name = call.__struct_config__.tag
-    raise UnsupportedCallError(f"{name}: this engine serves no adapters; start it with --enable-lora")

@@ -11,6 +11,7 @@ import torch
 from ....shared.control.engine import ADAPTERS, KV_CACHE, WEIGHTS
 from ....shared.control.model import SaveShardedState, ShardedStateSaved
 from ...config.engine_config import EngineConfig
+from ...models.adapters.slots import AdapterSlots
 from ...models.lean.captured import without_graphs
 from ...models.loaded import LoadedModel
 from ...models.loading.preparing import rescale_eight_bit_cache
@@ -40,7 +41,7 @@ def compose_control(
     allocate_cache: Callable[[], None],
     rpc_methods: RpcMethods,
     ranks: Ranks,
-    adapters: AdapterLibrary | None = None,
+    adapters: AdapterLibrary[AdapterSlots] | None = None,
     offload: KVOffload | None = None,
     *,
     report: Callable[[], None],

@@ -6,9 +6,8 @@ from typing import Any
 
 from ....shared.errors import UnsupportedParameterError, ValidationError
 from ....shared.messages.requests import EngineCoreRequest
-from ....shared.params.pooling import MAX_RESULT_BYTES, PoolingParams
 from ...models.pooling.pooler import PoolingModel
-from ...request_checks import check_prompt_length, check_served, check_task
+from ...request_checks import check_prompt_length, check_result_size, check_served, check_task
 from ..execution.pooling_runner import pooler_of
 from ..sampling.param_checks import check_in_vocabulary
 from ..scheduling.prompt_inputs import ImageSpan, extra_keys_of
@@ -40,7 +39,7 @@ class PoolingCore(EngineCore):
         check_in_vocabulary("prompt_token_ids", prompt, self._vocab_size)
         pooler = pooler_of(self._pooling, params)
         if pooler.is_per_token:
-            self._check_result(len(prompt), params)
+            check_result_size(len(prompt), params, self._pooling.setup)
         reads = pooler.reads_prefix_cache and not params.skip_reading_prefix_cache
         return Request(
             message.request_id,
@@ -52,13 +51,3 @@ class PoolingCore(EngineCore):
             lora_request=message.lora_request,
             pooling=Pooling(params, reads, message.second_text_at if self._pooling.distinguishes_texts else None),
         )
-
-    def _check_result(self, num_tokens: int, params: PoolingParams) -> None:
-        """Raise ``ValidationError`` if the result would not fit into a record."""
-        setup = self._pooling.setup
-        num_bytes = 4 * num_tokens * (params.dimensions or setup.dimensions or len(setup.labels))
-        if num_bytes > MAX_RESULT_BYTES:
-            raise ValidationError(
-                f"the result of {num_tokens} tokens would have {num_bytes} bytes, and the limit is {MAX_RESULT_BYTES}; "
-                "send a shorter text or request fewer dimensions"
-            )

@@ -10,7 +10,8 @@ import torch
 
 from ...config.engine_config import EngineConfig
 from ...models.adapters.attach import attach_adapters
-from ...models.adapters.load import LoadedAdapter, load_adapter
+from ...models.adapters.files import LoadedAdapter
+from ...models.adapters.load import load_adapter
 from ...models.adapters.slots import AdapterSlots
 from ...models.loaded import LoadedModel
 from .messages import AskAdapter, AssignAdapter, DropAdapter, LoadAdapter, NotYet, ReleaseAdapters, RestoreAdapters

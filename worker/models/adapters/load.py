@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ....shared.errors import AdapterFileError, UnsupportedAdapterError
-from ....shared.params.lora import ADAPTER_FILES, adapter_digest
-from ....shared.values.shown import shown
+from ....shared.errors import UnsupportedAdapterError
 from ..checks.conformance import tolerance_of
+from .files import AdapterFiles, LoadedAdapter
 from .peft_folder import LayerMatrices, read_peft_folder
 from .slots import AdapterSlots, Prepared
 
 _NUM_ROWS = 3
-
-
-@dataclass(frozen=True)
-class LoadedAdapter:
-    """An adapter that can be assigned to a slot."""
-
-    folder: Path
-    digest: str
-    rank: int
-    prepared: Prepared
 
 
 @torch.inference_mode()
@@ -41,36 +29,13 @@ def load_adapter(folder: Path, digest: str, slots: AdapterSlots) -> LoadedAdapte
         AdapterFileError: a file is missing or broken, or contains another adapter.
         UnsupportedAdapterError: its kind is not supported, or it does not fit the model.
     """
-    files = _files_of(folder)
-    actual_digest = adapter_digest(folder)
-    if digest and actual_digest != digest:
-        raise AdapterFileError(
-            f"the adapter in {shown(str(folder))} is {actual_digest[:12]}…, and the request is for {digest[:12]}…: its "
-            f"files have been replaced; put those back, or send the request with the adapter's present name"
-        )
+    files = AdapterFiles.read(folder, digest)
     matrices = read_peft_folder(folder, slots.layers, slots.dtype, slots.max_rank)
-    if _files_of(folder) != files:
-        raise AdapterFileError(
-            f"the adapter in {shown(str(folder))} changed while it was read; wait until it is written, and try again"
-        )
+    files.check_unchanged()
     own_matrices = slots.part_of(matrices)
     prepared = slots.prepare(own_matrices)
     _check_results(slots, prepared, own_matrices)
-    return LoadedAdapter(folder, actual_digest, max(len(pair.a) for pair in matrices.values()), prepared)
-
-
-def _files_of(folder: Path) -> list[tuple[int, int, int] | None]:
-    """Return inode, size and time of each file, which change when it is replaced or rewritten; None for a missing file,
-    which is reported elsewhere.
-    """
-    states: list[tuple[int, int, int] | None] = []
-    for name in ADAPTER_FILES:
-        try:
-            stat = (folder / name).stat()
-            states.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
-        except OSError:
-            states.append(None)
-    return states
+    return LoadedAdapter(folder, files.digest, max(len(pair.a) for pair in matrices.values()), prepared)
 
 
 def _check_results(slots: AdapterSlots, prepared: Prepared, matrices: Mapping[str, LayerMatrices]) -> None:

@@ -21,6 +21,7 @@ from ....kernels.lora import lora_expand, lora_shrink
 from ....kernels.lora.packed import LoraPart, PackedLora, ProductStruct, add_packed_lora, pack_lora
 from ..parallel.shares import ModelShares
 from ..placing.device import return_free_memory
+from .files import LoadedAdapter
 from .peft_folder import LayerMatrices
 from .targets import AdapterTarget, layers_of
 
@@ -118,6 +119,11 @@ class AdapterSlots:
 
     def share_adapter(self, folder: Path, digest: str) -> None:
         """Let other ranks read the adapter in ``folder``, too, unless they have; here there are none."""
+
+    def keep_adapter(self, loaded: LoadedAdapter) -> None:
+        """Have an adapter on all ranks, now that it is in memory. Raises as ``share_adapter``."""
+        # The thread that read it has shared it; the same adapter under another name may have been dropped since.
+        self.share_adapter(loaded.folder, loaded.digest)
 
     def drop_adapter(self, digest: str) -> None:
         """Let other ranks forget an adapter."""

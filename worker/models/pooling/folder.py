@@ -77,16 +77,15 @@ class PoolingFolder:
                 raise ModelLoadError(
                     f"{folder / 'modules.json'} names a module {kind}; known are Transformer, Pooling, Dense, Normalize"
                 )
-        prompt_config = _read_json(folder / "config_sentence_transformers.json") or {}
         lengths = _read_json(folder / "sentence_bert_config.json") or {}
-        return cls(
-            mode,
-            normalize,
-            tuple(dense),
-            lengths.get("max_seq_length"),
-            {name: text for name, text in (prompt_config.get("prompts") or {}).items() if text},
-            prompt_config.get("default_prompt_name"),
-        )
+        return cls(mode, normalize, tuple(dense), lengths.get("max_seq_length"), *read_prompts(folder))
+
+
+def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
+    """Return ``prompts`` and ``default_prompt_name`` of a folder of sentence-transformers."""
+    config = _read_json(folder / "config_sentence_transformers.json") or {}
+    prompts = {name: text for name, text in (config.get("prompts") or {}).items() if text}
+    return prompts, config.get("default_prompt_name")
 
 
 def pools(folder: Path, model_config: PretrainedConfig, runner: str) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,17 +17,20 @@ import structlog
 from ....shared.errors import ConfigurationError
 from ....shared.messages.core import Ready
 from ...config.engine_config import EngineConfig
+from ...engine.scheduling.request import Request
 from ...models.checkpoint.folder import resolve_model_folder
 from ...models.checkpoint.tokenizer_folder import tokenizer_folder
 from ...processes.host import usable_cores
 from ...processes.progress import ProgressWriter
+from .adapters import adapter_of, make_library
 from .control import VllmControl
 from .conversion import RESUME
 from .core import VllmCore
-from .options import vllm_environment, vllm_words
+from .options import lora_setup, vllm_environment, vllm_words
+from .pooling import VllmPoolingCore, VllmPoolingRequests, pooling_setup, served_pooling_tasks
 from .versions import installed_version
 from .vllm_request import VllmRequests
-from .warm_up import warm_up
+from .warm_up import generation_batches, pooling_batches, warm_up
 
 _VERSIONS = ("torch", "transformers")
 
@@ -70,15 +74,39 @@ def build_engine(config: EngineConfig, progress: ProgressWriter) -> VllmEngine:
     eos_token_ids = _eos_token_ids(inputs)
     ready = _ready(config, vllm_config, version, eos_token_ids)
     ready.model_folder = str(tokenizer_folder(folder, config.trust_remote_code))
-    core = VllmCore(
-        engine,
-        VllmRequests(engine, inputs),
-        max_model_len=ready.max_model_len,
-        eos_token_ids=eos_token_ids,
-        is_on_gpu=config.device == "cuda",
-    )
-    warm_up(core)
-    return VllmEngine(core, VllmControl(engine, core, progress), ready, engine)
+    library = make_library(config, engine)
+    ready.lora = lora_setup(config)
+    options: dict[str, Any] = {
+        "adapters": library,
+        "max_model_len": ready.max_model_len,
+        "eos_token_ids": eos_token_ids,
+        "is_on_gpu": config.device == "cuda",
+    }
+    if vllm_config.model_config.runner_type == "pooling":
+        core = _pooling_core(engine, inputs, folder, ready, adapter_of(library), options)
+        warm_up(core, pooling_batches(ready.supported_tasks))
+    else:
+        core = VllmCore(engine, VllmRequests(engine, inputs, adapter_of(library)), **options)
+        warm_up(core, generation_batches(has_adapters=config.enable_lora))
+    return VllmEngine(core, VllmControl(engine, core, progress, library), ready, engine)
+
+
+def _pooling_core(
+    engine: Any,
+    inputs: Any,
+    folder: Path,
+    ready: Ready,
+    adapter_of_request: Callable[[Request], Any],
+    options: dict[str, Any],
+) -> VllmPoolingCore:
+    """Return the core of a model that pools, and describe the model in ``ready``."""
+    tasks = served_pooling_tasks(engine)
+    ready.supported_tasks, ready.pooling = tasks, pooling_setup(inputs.model_config, tasks, folder)
+    if not engine.scheduler.kv_cache_config.kv_cache_groups:
+        # An encoder keeps nothing, so only the number of its requests is limited.
+        ready.kv_cache_size_tokens = ready.max_num_seqs * ready.max_model_len
+    requests = VllmPoolingRequests(tasks, engine, inputs, adapter_of_request)
+    return VllmPoolingCore(tasks, ready.pooling, engine, requests, **options)
 
 
 def _vllm_config(config: EngineConfig, model: str) -> Any:

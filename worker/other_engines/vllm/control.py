@@ -29,20 +29,14 @@ from ....shared.control.engine import (
     StopProfile,
     WakeUp,
 )
-from ....shared.control.model import (
-    AddLora,
-    ListLoras,
-    LoraChanged,
-    LoraList,
-    PinLora,
-    RemoveLora,
-    SaveShardedState,
-    ShardedStateSaved,
-)
+from ....shared.control.model import SaveShardedState, ShardedStateSaved
 from ....shared.errors import EngineStateError, UnsupportedCallError
 from ....shared.messages.core import UtilityCall, UtilityOutput
 from ...core.answers import CallAnswers
+from ...engine.adapters.calls import adapter_calls
+from ...engine.adapters.library import AdapterLibrary
 from ...processes.progress import ProgressWriter
+from .adapters import VllmSlots
 from .core import VllmCore
 
 _MAY_TAKE_LONG = frozenset({Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch})
@@ -53,14 +47,17 @@ class VllmControl:
 
     Args:
         engine: ``vllm.v1.engine.core.EngineCore``, which ``core`` uses.
+        library: adapters; None for an engine that serves none.
     """
 
-    def __init__(self, engine: Any, core: VllmCore, progress: ProgressWriter) -> None:
+    def __init__(
+        self, engine: Any, core: VllmCore, progress: ProgressWriter, library: AdapterLibrary[VllmSlots] | None
+    ) -> None:
         self._engine = engine
         self._core = core
         self._sleep_level = 0
         self._profile_began_s = 0.0
-        functions: dict[type, Callable[[Any], UtilityAnswer]] = {
+        functions: dict[type, Callable[[Any], UtilityAnswer | None]] = {
             CheckInvariants: self._check_invariants,
             ResetPrefixCache: self._reset_prefix_cache,
             ResetInputCache: self._reset_input_cache,
@@ -72,10 +69,7 @@ class VllmControl:
             SaveShardedState: self._save_sharded_state,
             CollectiveRpc: self._refuse_rpc,
             ExecuteDummyBatch: self._execute_dummy_batch,
-            AddLora: self._refuse_adapters,
-            PinLora: self._refuse_adapters,
-            RemoveLora: lambda _: LoraChanged(success=False),
-            ListLoras: lambda _: LoraList(sorted(engine.list_loras()) if engine.vllm_config.lora_config else []),
+            **adapter_calls(library),
         }
         self._answers = CallAnswers(functions, progress, _takes_long)
 
@@ -181,10 +175,6 @@ class VllmControl:
 
     def _refuse_rpc(self, _: CollectiveRpc) -> UtilityAnswer:
         raise UnsupportedCallError("collective_rpc: only Penstock's engine has methods that can be called by name")
-
-    def _refuse_adapters(self, call: AddLora | PinLora) -> LoraChanged:
-        name = call.__struct_config__.tag
-        raise UnsupportedCallError(f"{name}: requests cannot name adapters yet; serve a model that has them merged")
 
 
 def _takes_long(call: Utility) -> bool:

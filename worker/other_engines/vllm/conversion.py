@@ -15,6 +15,7 @@ from ....shared.errors import UnsupportedParameterError
 from ....shared.messages.core import EngineCoreEvent, EngineCoreEventType
 from ....shared.messages.outcome import FinishReason, TokenLogprobs
 from ....shared.messages.requests import GREEDY, EngineCoreRequest
+from ....shared.params.pooling import Pooled, PoolingParams
 from ....shared.params.sampling import SamplingParams, derived_seed
 from ....shared.params.structured import StructuredOutputsParams
 from ....shared.stats import StepStats
@@ -48,6 +49,7 @@ SAMPLING_FIELDS_CHANGED = (
     "structured_outputs",
     "bad_words",
 )
+POOLING_FIELDS_AS_THEY_ARE = ("dimensions", "use_activation", "skip_reading_prefix_cache")
 SERVED_FIELDS = frozenset({*SAMPLING_FIELDS_AS_THEY_ARE, *SAMPLING_FIELDS_CHANGED})
 GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # vLLM sets them for all requests of an engine; with their neutral values.
@@ -59,8 +61,11 @@ GRAMMAR_FIELDS_REFUSED = {
 }
 
 
-def check_request(message: EngineCoreRequest, params: SamplingParams) -> None:
-    """Refuse a request that vLLM or this adapter cannot serve.
+def check_request(message: EngineCoreRequest, params: SamplingParams, *, has_adapters: bool = False) -> None:
+    """Refuse a request that vLLM or this package cannot serve.
+
+    Args:
+        has_adapters: whether the engine serves adapters.
 
     Raises:
         UnsupportedParameterError: names the field and the remedy.
@@ -68,6 +73,12 @@ def check_request(message: EngineCoreRequest, params: SamplingParams) -> None:
     if message.prompt_embeds is not None:
         raise UnsupportedParameterError("prompt_embeds: engine 'vllm' supports only prompts of text and tokens")
     refuse_unserved("engine 'vllm'", params, SERVED_FIELDS)
+    if has_adapters and params.prompt_logprobs is not None:
+        # The adapters of its output layer, which it always computes, take one row of each request.
+        raise UnsupportedParameterError(
+            "prompt_logprobs: vLLM does not compute them in an engine with --enable-lora; leave them out, or use a "
+            "model that is served without adapters"
+        )
     grammar = params.structured_outputs
     for name, default in GRAMMAR_FIELDS_REFUSED.items() if grammar is not None else ():
         if getattr(grammar, name) != default:
@@ -94,6 +105,21 @@ def vllm_params(params: SamplingParams, num_delivered: int) -> dict[str, Any]:
     # Sent with the first token, which is already delivered.
     arguments["prompt_logprobs"] = None if num_delivered else params.prompt_logprobs
     arguments["detokenize"] = False
+    return arguments
+
+
+def vllm_pooling_params(params: PoolingParams, own_task: str, token_types: Any) -> dict[str, Any]:
+    """Return arguments of vLLM's ``PoolingParams``.
+
+    Args:
+        own_task: task of a request that names none.
+        token_types: which tokens are those of the second text of a pair, in the form of vLLM's
+            ``compress_token_type_ids``; None if the prompt is no pair, or the model does not distinguish the texts.
+    """
+    arguments = {name: getattr(params, name) for name in POOLING_FIELDS_AS_THEY_ARE}
+    arguments["task"] = params.task or own_task
+    if token_types is not None:
+        arguments["extra_kwargs"] = {"compressed_token_type_ids": token_types}
     return arguments
 
 
@@ -131,6 +157,12 @@ def logprobs_of(lists: Any, num_top: int) -> list[TokenLogprobs]:
         TokenLogprobs(row[0], values[0], rank, list(zip(row[1 : 1 + num_top], values[1 : 1 + num_top], strict=True)))
         for row, values, rank in zip(ids, logprobs, ranks, strict=True)
     ]
+
+
+def pooled_of(tensor: Any) -> Pooled:
+    """Return the result of a pooled prompt, a ``torch.Tensor`` of shape ``[D]`` or ``[T, D]``."""
+    array = tensor.float().cpu().numpy().astype("<f4", copy=False)
+    return Pooled(data=array.tobytes(), shape=array.shape)
 
 
 def events_of(events: Any) -> list[EngineCoreEvent]:

@@ -20,9 +20,10 @@ from ....shared.messages.outcome import FinishReason, RequestError
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.sampling import RepetitionDetectionParams, SamplingParams
 from ....shared.stats import StepStats
-from ...engine.scheduling.request import Request
+from ...engine.scheduling.admission import Adapters, NoAdapters
+from ...engine.scheduling.request import Request, RequestStatus
 from ...engine.scheduling.stop import REPETITION_DETECTED, check_stop, ends_in_repetition
-from ...request_checks import check_adapter, check_served, refusal
+from ...request_checks import check_served, refusal
 from ..checked_request import checked_request
 from .conversion import check_request, events_of, finish_reason_of, logprobs_of, step_stats_of
 from .vllm_request import VllmRequests
@@ -47,14 +48,26 @@ class VllmCore:
 
     Args:
         engine: ``vllm.v1.engine.core.EngineCore``.
+        adapters: library of an engine that serves adapters.
         is_on_gpu: whether device memory is reported.
     """
 
     def __init__(
-        self, engine: Any, requests: VllmRequests, *, max_model_len: int, eos_token_ids: list[int], is_on_gpu: bool
+        self,
+        engine: Any,
+        requests: VllmRequests,
+        *,
+        max_model_len: int,
+        eos_token_ids: list[int],
+        adapters: Adapters | None,
+        is_on_gpu: bool,
     ) -> None:
         self._engine = engine
         self._requests = requests
+        self._adapters = NoAdapters() if adapters is None else adapters
+        self._has_adapters = adapters is not None
+        # Messages of requests that wait for their adapters.
+        self._waiting: dict[str, EngineCoreRequest] = {}
         self._max_model_len = max_model_len
         self._vocab_size = requests.vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -65,11 +78,15 @@ class VllmCore:
 
     @property
     def has_work(self) -> bool:
+        return bool(self._waiting) or self._has_steps
+
+    @property
+    def _has_steps(self) -> bool:
         return bool(self._engine.scheduler.has_requests() or self._engine.batch_queue)
 
     @property
     def num_unfinished_requests(self) -> int:
-        return len(self._running)
+        return len(self._running) + len(self._waiting)
 
     @property
     def device_memory_bytes(self) -> int:
@@ -83,36 +100,71 @@ class VllmCore:
     def add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
         """Implement ``Core``; a request that vLLM refuses gets vLLM's message."""
         request_id = message.request_id
-        if request_id in self._running:
+        if request_id in self._running or request_id in self._waiting:
             log.warning("request_already_here", request_id=request_id)
             return None
         try:
-            request = self._checked(message)
+            request = self._checked_message(message)
             stop = check_stop(request)
             if stop is not None:
                 return EngineCoreOutput(request_id, finish_reason=stop.reason, stop_reason=stop.stop_reason)
-            vllm_request, grammar = self._requests.make(message, request)
+            if request.lora_request is not None and not self._adapters.add(request):
+                self._waiting[request_id] = message
+                return None
+            return self._start(message, request)
         except ValidationError as error:
             return refusal(request_id, error)
-        self._running[request_id] = _Running(request, grammar)
+
+    def _start(self, message: EngineCoreRequest, request: Request) -> EngineCoreOutput | None:
+        """Give a request with its adapter to vLLM; return its final output if vLLM refuses it."""
+        try:
+            vllm_request, grammar = self._requests.make_theirs(message, request)
+        except ValidationError as error:
+            self._release(request)
+            return refusal(request.request_id, error)
+        self._running[request.request_id] = _Running(request, grammar)
         self._engine.add_request(vllm_request)
         return None
 
+    def _release(self, request: Request) -> None:
+        """Give back the adapter of a request that has ended."""
+        request.move_to(RequestStatus.FINISHED_ABORTED)
+        self._adapters.release_slot(request)
+
+    def _start_ready(self) -> list[EngineCoreOutput]:
+        """Start requests whose adapters are loaded; return the outputs of those that end."""
+        if not self._has_steps:
+            self._adapters.wait(IDLE_WAIT_S)
+        ended: list[EngineCoreOutput] = []
+        for request, error in self._adapters.pop_ready():
+            message = self._waiting.pop(request.request_id)
+            if error is not None:
+                ended.append(EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error))
+            elif refused := self._start(message, request):
+                ended.append(refused)
+        return ended
+
     def abort_requests(self, request_ids: list[str]) -> None:
         """Implement ``Core``."""
-        running_ids = [request_id for request_id in request_ids if self._running.pop(request_id, None) is not None]
-        if running_ids:
-            self._engine.abort_requests(running_ids)
+        self._adapters.abort(request_ids)
+        ended = [(request_id, self._running.pop(request_id, None)) for request_id in request_ids]
+        for request_id, running in ended:
+            self._waiting.pop(request_id, None)
+            if running is not None:
+                self._engine.abort_requests([request_id])
+                self._release(running.request)
 
     def step_fn(self) -> list[EngineCoreOutput]:
         """Run one step of vLLM, which may be one batch ahead. An exception of it ends the process."""
+        outputs = self._start_ready() if self._waiting or self._adapters.is_loading else []
+        if not self._has_steps:
+            return outputs
         started = time.perf_counter()
         groups, has_executed = self._engine.step_fn()
         self._engine.post_step(has_executed)
         step_time_s = time.perf_counter() - started
-        outputs: list[EngineCoreOutput] = []
         for group in (groups or {}).values():
-            outputs += [output for theirs in group.outputs if (output := self._convert(theirs)) is not None]
+            outputs += [output for theirs in group.outputs if (output := self._our_output(theirs)) is not None]
             self._record_stats(group.scheduler_stats, step_time_s)
         if not has_executed and self._running and not self._engine.batch_queue:
             time.sleep(IDLE_WAIT_S)
@@ -122,7 +174,7 @@ class VllmCore:
     def settle(self) -> list[EngineCoreOutput]:
         """Finish the batches in flight if no request is left."""
         outputs: list[EngineCoreOutput] = []
-        while self.has_work and not self._running:
+        while self._has_steps and not self._running:
             outputs += self.step_fn()
         return outputs
 
@@ -130,7 +182,7 @@ class VllmCore:
         """Implement ``Core``."""
         scheduler, stats = self._engine.scheduler, self._stats
         num_running, num_waiting = scheduler.get_request_counts()
-        stats.num_running_reqs, stats.num_waiting_reqs = num_running, num_waiting
+        stats.num_running_reqs, stats.num_waiting_reqs = num_running, num_waiting + len(self._waiting)
         stats.kv_cache_usage = scheduler.get_kv_cache_usage()
         return stats
 
@@ -145,8 +197,8 @@ class VllmCore:
         self._stats, self._step_stats = SchedulerStats(), None
 
     def take_lora_digests(self) -> list[str] | None:
-        """Return None, since no adapters are served."""
-        return None
+        """Implement ``Core``."""
+        return self._adapters.pop_changed_digests()
 
     def prepare_more(self) -> bool:
         """Return False, since the engine prepares its steps itself."""
@@ -155,10 +207,10 @@ class VllmCore:
     def check_invariants(self) -> None:
         """Check nothing, since vLLM checks its state itself."""
 
-    def _checked(self, message: EngineCoreRequest) -> Request:
-        check_adapter(message, has_adapters=False, engine="vllm")
+    def _checked_message(self, message: EngineCoreRequest) -> Request:
+        self._adapters.check(message.lora_request)
         params = check_served(message)
-        check_request(message, params)
+        check_request(message, params, has_adapters=self._has_adapters)
         return checked_request(
             message,
             params,
@@ -167,7 +219,7 @@ class VllmCore:
             eos_token_ids=self._eos_token_ids,
         )
 
-    def _convert(self, theirs: Any) -> EngineCoreOutput | None:
+    def _our_output(self, theirs: Any) -> EngineCoreOutput | None:
         """Convert an output of vLLM; None for a request that was aborted meanwhile."""
         running = self._running.get(theirs.request_id)
         if running is None:
@@ -193,6 +245,7 @@ class VllmCore:
         self._stats.num_generation_tokens += len(output.new_token_ids)
         if output.finish_reason is not None:
             del self._running[theirs.request_id]
+            self._release(running.request)
         return output
 
     def _end_at_repetition(self, request: Request, params: RepetitionDetectionParams, output: EngineCoreOutput) -> None:

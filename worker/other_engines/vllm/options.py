@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ....shared.errors import ConfigurationError
+from ....shared.params.lora import LoraSetup
 from ....shared.values.shown import shown
 from ...config.batch import SCHEDULING_POLICIES
 from ...config.checks import check_supported
@@ -20,6 +21,7 @@ _WHEN_GIVEN = {
     "max_model_len": "--max-model-len",
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "scheduling_policy": "--scheduling-policy",
+    "runner": "--runner",
     "block_size": "--block-size",
     "gpu_memory_utilization": "--gpu-memory-utilization",
     "kv_cache_memory": "--kv-cache-memory-bytes",
@@ -44,6 +46,11 @@ _OWN = frozenset(
         "num_threads",
         "num_engines_on_host",
         "enable_prefix_caching",
+        "enable_lora",
+        "max_loras",
+        "max_lora_rank",
+        "max_cpu_loras",
+        "lora_folder",
         "profile_dir",
     }
 )
@@ -96,11 +103,36 @@ def vllm_words(config: EngineConfig, model: str) -> list[str]:
         if value != _default_of(name):
             words += [flag, str(value)]
     words += [flag for name, flag in _SWITCHES.items() if getattr(config, name)]
-    words.append("--enable-prefix-caching" if config.enable_prefix_caching else "--no-enable-prefix-caching")
+    words += _adapter_words(config)
+    # Without the option, vLLM caches prefixes where the model allows it; an encoder, say, does not.
+    words += [] if config.enable_prefix_caching else ["--no-enable-prefix-caching"]
     if config.profile_dir:
         profiler = {"profiler": "torch", "torch_profiler_dir": config.profile_dir}
         words += ["--profiler-config", msgspec.json.encode(profiler).decode()]
     return words + own_words(config)
+
+
+def lora_setup(config: EngineConfig) -> LoraSetup | None:
+    """Return the limits of adapters; None for an engine that serves none."""
+    setup = config.lora_setup
+    if setup is None or config.device != "cpu":
+        return setup
+    return msgspec.structs.replace(setup, max_cpu_loras=setup.max_loras)
+
+
+def _adapter_words(config: EngineConfig) -> list[str]:
+    setup = lora_setup(config)
+    if setup is None:
+        return []
+    # vLLM's kernels for CPUs add the adapter of the last slot to tokens without one. vLLM fills the lowest free slot,
+    # so with one slot more than there ever are adapters in memory, the last one stays empty.
+    num_spare = int(config.device == "cpu")
+    limits = {
+        "--max-loras": setup.max_loras + num_spare,
+        "--max-cpu-loras": setup.max_cpu_loras + num_spare,
+        "--max-lora-rank": setup.max_lora_rank,
+    }
+    return ["--enable-lora", *(word for flag, limit in limits.items() for word in (flag, str(limit)))]
 
 
 def vllm_environment(config: EngineConfig, present: Mapping[str, str], num_cores: int) -> dict[str, str]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,15 +21,17 @@ class VllmRequests:
     Args:
         engine: ``vllm.v1.engine.core.EngineCore``.
         inputs: ``vllm.v1.engine.input_processor.InputProcessor``.
+        adapter_of: returns vLLM's ``LoRARequest`` for a request; None for the base model.
     """
 
-    def __init__(self, engine: Any, inputs: Any) -> None:
+    def __init__(self, engine: Any, inputs: Any, adapter_of: Callable[[Request], Any]) -> None:
+        self._adapter_of = adapter_of
         self._engine = engine
         self._inputs = inputs
         self._tasks = engine.get_supported_tasks()
         self.vocab_size: int = inputs.model_config.get_vocab_size()
 
-    def make(self, message: EngineCoreRequest, request: Request) -> tuple[Any, Future[Any] | None]:
+    def make_theirs(self, message: EngineCoreRequest, request: Request) -> tuple[Any, Future[Any] | None]:
         """Return vLLM's ``Request``, and its grammar, which is being compiled; None without one.
 
         Args:
@@ -39,17 +41,7 @@ class VllmRequests:
             ValidationError: vLLM refuses the request.
         """
         delivered = request.token_ids[request.num_prompt_tokens :]
-        try:
-            theirs = self._inputs.process_inputs(
-                request.request_id,
-                _token_input(request.token_ids, cache_salt_of(message)),
-                _sampling_params(request, len(delivered)),
-                self._tasks,
-                arrival_time=message.arrival_time or time.time(),
-                priority=message.priority,
-            )
-        except Exception as error:  # from vLLM's checks, pydantic or a grammar library; nothing is started yet
-            raise ValidationError(f"vLLM refuses the request: {error}") from error
+        theirs = self._processed(message, request, lambda: _sampling_params(request, len(delivered)))
         # vLLM's front end stores the tokens of bad words here; the worker process has computed them.
         theirs.sampling_params._bad_words_token_ids = request.params.bad_words_token_ids or None
         prepared, _ = self._engine.preprocess_add_request(theirs)
@@ -60,6 +52,21 @@ class VllmRequests:
             grammar = _advanced(grammar, request.request_id, delivered)
             prepared.structured_output_request.grammar = grammar
         return prepared, grammar
+
+    def _processed(self, message: EngineCoreRequest, request: Request, make_params: Callable[[], Any]) -> Any:
+        """Return vLLM's ``EngineCoreRequest`` with the parameters of ``make_params``; raises as ``make_theirs``."""
+        try:
+            return self._inputs.process_inputs(
+                request.request_id,
+                _token_input(request.token_ids, cache_salt_of(message)),
+                make_params(),
+                self._tasks,
+                arrival_time=message.arrival_time or time.time(),
+                lora_request=self._adapter_of(request),
+                priority=message.priority,
+            )
+        except Exception as error:  # from vLLM's checks, pydantic or a grammar library; nothing is started yet
+            raise ValidationError(f"vLLM refuses the request: {error}") from error
 
 
 def _token_input(token_ids: Sequence[int], cache_salt: str) -> Any:

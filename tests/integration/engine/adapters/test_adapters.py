@@ -209,5 +209,5 @@ def test_equal_bits_need_the_compiled_kernels(model_folder: Callable[[str], Path
 def test_options_that_contradict_each_other() -> None:
     with pytest.raises(ConfigurationError, match=r"max_cpu_loras \(2\) must be at least max_loras \(8\)"):
         EngineConfig(model="m", enable_lora=True, max_cpu_loras=2)
-    with pytest.raises(ConfigurationError, match="enable_lora is for Penstock's own engine"):
-        EngineConfig(model="m", enable_lora=True, engine="vllm")
+    with pytest.raises(ConfigurationError, match="engine 'http' serves no adapters"):
+        EngineConfig(model="m", enable_lora=True, engine="http", engine_url="http://127.0.0.1:8080")
