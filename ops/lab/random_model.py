@@ -17,7 +17,6 @@ from tokenizers.models import BPE
 from transformers import AutoModel, AutoModelForCausalLM, BertConfig, LlamaConfig, PretrainedConfig, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
-# No token is special, so none ends a generation: every run of a benchmark has the requested length.
 SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
     # About 5M parameters, to measure everything except the model.
     "tiny": lambda: LlamaConfig(
@@ -29,8 +28,6 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         vocab_size=8192,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
     ),
     # all-MiniLM-L6-v2, an embedder
     "minilm": lambda: BertConfig(
@@ -51,8 +48,6 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         vocab_size=49152,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
     ),
     # The heads of SmolLM-135M, and almost nothing else: the time of a decoder's step is that of its attention.
     "attention135": lambda: Qwen3Config(
@@ -64,8 +59,6 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         intermediate_size=16,
         vocab_size=256,
         max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=None,
     ),
     # Qwen3-0.6B
     "qwen06": lambda: Qwen3Config(
@@ -78,8 +71,6 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         vocab_size=151936,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
     ),
     # Qwen3-8B
     "qwen8b": lambda: Qwen3Config(
@@ -92,8 +83,6 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         vocab_size=151936,
         max_position_embeddings=40960,
         tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
     ),
 }
 
@@ -124,6 +113,8 @@ def write_model_without_weights(shape: str, folder: Path, max_model_len: int | N
 
 def _config(shape: str) -> PretrainedConfig:
     config = SHAPES[shape]()
+    # No token is special, so none ends a generation: every run of a benchmark has the requested length.
+    config.bos_token_id = config.eos_token_id = None
     config.dtype = torch.bfloat16
     # With the usual 0.02 and tied embeddings, a model repeats its last token forever, whatever its attention computes,
     # so engines could not be compared. At this size the layers outweigh the embedding.

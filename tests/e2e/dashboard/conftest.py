@@ -53,7 +53,7 @@ class Operators:
         return self.aside(lambda: asyncio.run(connected()))
 
     def aside(self, work: Callable[[], T]) -> T:
-        """What may not run beside a loop: a start of processes."""
+        """Run work that may not run beside a loop, such as a start of processes."""
         return self._thread.submit(work).result()
 
     def key(self, role: Role, *, sees_contents: bool = True) -> str:

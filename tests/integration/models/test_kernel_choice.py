@@ -158,7 +158,7 @@ def test_prompts_attend_by_the_fastest_library_that_is_right_and_there(monkeypat
 @pytest.mark.parametrize("is_old", [False, True])
 @torch.inference_mode()
 def test_windows_and_caps_are_served_by_flash_attention(is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that aligns the mask otherwise is right for whole prompts alone, so it is refused."""
+    """The old alignment of the mask is right for whole prompts alone, so a package that has it is refused."""
     stand_ins: Any = StandIns(is_old=is_old)
     names = ["FlashAttention 2", "FlashAttention 3"]
     for name in names:
