@@ -142,8 +142,10 @@ def _queue_lines(view: View) -> list[str]:
 def _requests_lines(view: View) -> list[str]:
     if not view["model"]:
         return ["no models: no worker has served on this Redis yet"]
-    shown = f"shown: {view['words']}" if view["is_filtered"] else f"at most {view['most']} of each are shown"
-    return [f"{view['model']}: {number(view['num_running'])} running, {number(view['num_waiting'])} waiting; {shown}"]
+    selection = f"shown: {view['words']}" if view["is_filtered"] else f"at most {view['most']} of each are shown"
+    return [
+        f"{view['model']}: {number(view['num_running'])} running, {number(view['num_waiting'])} waiting; {selection}"
+    ]
 
 
 def _engines_lines(view: View) -> list[str]:

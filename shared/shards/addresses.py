@@ -28,21 +28,21 @@ _NEXT = re.compile(r",(?=\s*(?:[A-Za-z0-9_.:/-]+=)?(?:" + "|".join(map(re.escape
 ShardsArgument = str | Sequence[str] | Mapping[str, str] | None
 
 
-def parse_shards(given: ShardsArgument) -> dict[str, str]:
+def parse_shards(argument: ShardsArgument) -> dict[str, str]:
     """Return name -> URL of each shard; empty where there are none.
 
     Args:
-        given: ``name=url,url,…``, a list of these, or a mapping; PENSTOCK_SHARDS or its file when None.
+        argument: ``name=url,url,…``, a list of these, or a mapping; PENSTOCK_SHARDS or its file when None.
 
     Raises:
         ConfigurationError: a URL cannot be read, or a name is taken twice or is no name.
     """
-    if given is None:
-        given = variable_or_file(SHARDS_VARIABLE)
-    if isinstance(given, Mapping):
-        parts = [f"{name}={url}" for name, url in given.items()]
+    if argument is None:
+        argument = variable_or_file(SHARDS_VARIABLE)
+    if isinstance(argument, Mapping):
+        parts = [f"{name}={url}" for name, url in argument.items()]
     else:
-        parts = _NEXT.split(given) if isinstance(given, str) else [*given]
+        parts = _NEXT.split(argument) if isinstance(argument, str) else [*argument]
     shards: dict[str, str] = {}
     for part in filter(None, map(str.strip, parts)):
         name, url = _read_part(part)

@@ -206,8 +206,8 @@ def _parameters(request: EngineCoreRequest) -> str:
 def _prompt(request: EngineCoreRequest) -> str:
     if request.prompt_token_ids is not None:
         token_ids = request.prompt_token_ids
-        shown = ", ".join(map(str, token_ids[:_MAX_PROMPT_TOKENS]))
-        return f"{len(token_ids)} token ids: {shown}{', …' if len(token_ids) > _MAX_PROMPT_TOKENS else ''}"
+        first_ids = ", ".join(map(str, token_ids[:_MAX_PROMPT_TOKENS]))
+        return f"{len(token_ids)} token ids: {first_ids}{', …' if len(token_ids) > _MAX_PROMPT_TOKENS else ''}"
     if request.messages is not None:
         return f"{len(request.messages)} messages: {_shortened(repr(request.messages), _MAX_PROMPT_CHARS)}"
     text = request.prompt or ""

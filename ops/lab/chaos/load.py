@@ -100,18 +100,18 @@ async def run_load(
                 await _run_one(connect, clients[number % NUM_CLIENTS], sighting, on_delta, readers)
 
         workers = [asyncio.create_task(work()) for _ in range(concurrency)]
-        seen, seen_at = 0, started_at
+        amount, grew_at = 0, started_at
         while go_on(len(sightings)) and not hangs and any(not worker.done() for worker in workers):
             await asyncio.wait(workers, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-            before, seen = seen, _amount(sightings)
-            seen_at = time.monotonic() if seen != before else seen_at
-            hangs = time.monotonic() - seen_at > patience_s
-        done, hanging = await asyncio.wait(workers, timeout=0 if hangs else patience_s)
+            before, amount = amount, _amount(sightings)
+            grew_at = time.monotonic() if amount != before else grew_at
+            hangs = time.monotonic() - grew_at > patience_s
+        ended, hanging = await asyncio.wait(workers, timeout=0 if hangs else patience_s)
         wall_s = time.monotonic() - started_at
         for worker in hanging:
             worker.cancel()
         await asyncio.gather(*hanging, return_exceptions=True)
-        for worker in done:
+        for worker in ended:
             worker.result()
     return LoadResult(sightings, wall_s)
 

@@ -79,9 +79,9 @@ class OwnerWatch:
     async def catch_up(self, commands: Any) -> None:
         """Return when all has been seen that was done before; ``commands`` is a connection for a command."""
         mark = f"chaos-mark-{len(self._marks)}"
-        seen = self._marks[mark.encode()] = asyncio.Event()
+        passed = self._marks[mark.encode()] = asyncio.Event()
         async with asyncio.timeout(CATCH_UP_TIMEOUT_S):
-            while not seen.is_set():
+            while not passed.is_set():
                 await self.is_watching.wait()
                 await commands.execute("ECHO", mark)
                 await asyncio.sleep(RETRY_PAUSE_S)
@@ -135,9 +135,9 @@ class OwnerWatch:
 
     def _saw_push(self, line: bytes) -> None:
         key = _WORD.findall(line)[1]
-        asked = self._asked.pop(key[len(self._log_key) :], None)
-        if asked is not None:
-            self.owners.wrote(key[len(self._log_key) :].decode(), *asked)
+        question = self._asked.pop(key[len(self._log_key) :], None)
+        if question is not None:
+            self.owners.wrote(key[len(self._log_key) :].decode(), *question)
 
     def _saw_state(self, line: bytes) -> None:
         key, *pairs = _WORD.findall(line)[1:]

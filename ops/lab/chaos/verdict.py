@@ -53,8 +53,8 @@ class Verdict(msgspec.Struct, kw_only=True):
 
     @property
     def num_harms(self) -> int:
-        seen = self.lost + self.duplicated + self.reordered + self.different + self.wrong_ends + self.failed
-        return seen + self.two_owners + self.wrong_timelines + self.wrong_ledger + self.unserved
+        num_harms = self.lost + self.duplicated + self.reordered + self.different + self.wrong_ends + self.failed
+        return num_harms + self.two_owners + self.wrong_timelines + self.wrong_ledger + self.unserved
 
     @property
     def shows_nothing(self) -> str:
@@ -74,7 +74,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 def judge(
     expected: list[Sighting],
-    seen: list[Sighting],
+    sightings: list[Sighting],
     owners: Owners,
     *,
     num_kills: int,
@@ -85,7 +85,7 @@ def judge(
     num_unserved: int = 0,
     may_differ: Sequence[bool] = (),
 ) -> Verdict:
-    """Compare each of ``seen`` with the undisturbed run of the same request (they repeat in order).
+    """Compare each of ``sightings`` with the undisturbed run of the same request (they repeat in order).
 
     Args:
         owners: checks of the writers of logs.
@@ -99,7 +99,7 @@ def judge(
             may. Everything but the tokens is compared in any case.
     """
     verdict = Verdict(
-        num_requests=len(seen),
+        num_requests=len(sightings),
         num_kills=num_kills,
         missing=list(missing),
         num_records=owners.num_records,
@@ -111,7 +111,7 @@ def judge(
     if ledger is not None:
         verdict.wrong_ledger = len(ledger.differences)
         verdict.examples += ledger.differences[:MAX_EXAMPLES]
-    for number, sighting in enumerate(seen):
+    for number, sighting in enumerate(sightings):
         is_excused = loses_data and sighting.is_gone
         verdict.num_gone += is_excused
         verdict.num_sent_again += sighting.num_sent_again
@@ -141,21 +141,21 @@ def _judge_timeline(verdict: Verdict, timeline: Sequence[RequestEvent] | None, s
         verdict.examples.append(f"{sighting.request_id}: {harm}")
 
 
-def _harms(expected: Sighting, seen: Sighting, *, is_excused: bool) -> list[str]:
+def _harms(expected: Sighting, sighting: Sighting, *, is_excused: bool) -> list[str]:
     harms = []
-    if seen.error:
+    if sighting.error:
         harms.append("failed")
-    elif not seen.finish_reasons and not is_excused:
+    elif not sighting.finish_reasons and not is_excused:
         harms.append("lost")
-    if len(seen.finish_reasons) > 1:
+    if len(sighting.finish_reasons) > 1:
         harms.append("wrong_ends")
-    if len(set(seen.indexes)) < len(seen.indexes):
+    if len(set(sighting.indexes)) < len(sighting.indexes):
         harms.append("duplicated")
-    elif seen.indexes != list(range(len(seen.indexes))):
+    elif sighting.indexes != list(range(len(sighting.indexes))):
         harms.append("reordered")
-    if not seen.finish_reasons and seen.token_ids != expected.token_ids[: len(seen.token_ids)]:
+    if not sighting.finish_reasons and sighting.token_ids != expected.token_ids[: len(sighting.token_ids)]:
         harms.append("different")
-    if seen.finish_reasons and (seen.token_ids, seen.text, seen.finish_reasons) != (
+    if sighting.finish_reasons and (sighting.token_ids, sighting.text, sighting.finish_reasons) != (
         expected.token_ids,
         expected.text,
         expected.finish_reasons,
@@ -164,10 +164,10 @@ def _harms(expected: Sighting, seen: Sighting, *, is_excused: bool) -> list[str]
     return harms
 
 
-def _difference(expected: Sighting, seen: Sighting) -> str:
+def _difference(expected: Sighting, sighting: Sighting) -> str:
     """Return where the output first differs from the expected one, for debugging."""
     for name in ("token_ids", "text", "finish_reasons"):
-        expected_value, actual = getattr(expected, name), getattr(seen, name)
+        expected_value, actual = getattr(expected, name), getattr(sighting, name)
         place = next(
             (i for i, pair in enumerate(zip(expected_value, actual, strict=False)) if pair[0] != pair[1]), None
         )

@@ -105,8 +105,8 @@ def evaluate(style: str, num_questions: int) -> None:
     model, tokenizer = merged(style), AutoTokenizer.from_pretrained(MODEL_DIR)
     for task in TASKS:
         questions = [one for one in held_out_questions(task) if max(parse(one.prompt)[1]) < BELOW]
-        asked = Random(0).sample(questions, min(num_questions, len(questions)))
-        right = [Question(task, question.prompt, STYLES[style](question)) for question in asked]
+        sample = Random(0).sample(questions, min(num_questions, len(questions)))
+        right = [Question(task, question.prompt, STYLES[style](question)) for question in sample]
         wrong = wrong_answers(model, tokenizer, right)
         print(f"{style}, {task}: {1 - len(wrong) / len(right):.2%} of {len(right)} held-out questions", flush=True)
         for question, text in wrong[:3]:

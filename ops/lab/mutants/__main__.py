@@ -68,7 +68,7 @@ class SourceTree:
         environment = {**os.environ, "PYTHONPATH": str(self._folder / ".mutants"), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "pytest", *options, tests]
         try:
-            done = subprocess.run(
+            run = subprocess.run(
                 command,
                 cwd=self._folder,
                 env=environment,
@@ -79,12 +79,12 @@ class SourceTree:
             )
         except subprocess.TimeoutExpired:
             return Verdict("", f"no end within {RUN_LIMIT_S} s")
-        if done.returncode == 0:
+        if run.returncode == 0:
             return Verdict("")
-        failure = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-        if done.returncode != _TESTS_FAILED or failure is None:
-            return Verdict("", f"pytest exited with {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}")
-        is_slow = "Failed: Timeout" in done.stdout or "Timeout >" in done.stdout
+        failure = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+        if run.returncode != _TESTS_FAILED or failure is None:
+            return Verdict("", f"pytest exited with {run.returncode}: {(run.stdout + run.stderr).strip()[-300:]}")
+        is_slow = "Failed: Timeout" in run.stdout or "Timeout >" in run.stdout
         return Verdict(failure[1], f"only after {TEST_LIMIT_S} s" if is_slow else "")
 
 

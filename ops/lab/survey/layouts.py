@@ -89,8 +89,8 @@ def table(kept: KeptOutcomes, families: Sequence[str], layouts: Sequence[str]) -
     notes: list[str] = []
     rows = []
     for family in families:
-        found = [kept.found.get(f"{family} {layout}") for layout in layouts]
-        rows.append(f"| {family} | {' | '.join(_cell(outcome, notes) for outcome in found)} |")
+        outcomes = [kept.found.get(f"{family} {layout}") for layout in layouts]
+        rows.append(f"| {family} | {' | '.join(_cell(outcome, notes) for outcome in outcomes)} |")
     return "\n".join(
         [
             f"| model type | {' | '.join(layouts)} |",
@@ -123,10 +123,10 @@ def _wrapped(note: str) -> str:
     return textwrap.fill(note, 120, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
 
 
-def _write_into(path: Path, found: str) -> None:
+def _write_into(path: Path, markdown: str) -> None:
     before, _, rest = path.read_text().partition(_BEGIN)
     _, _, behind = rest.partition(_END)
-    path.write_text(f"{before}{_BEGIN}\n\n{found}\n{_END}{behind}")
+    path.write_text(f"{before}{_BEGIN}\n\n{markdown}\n{_END}{behind}")
 
 
 if __name__ == "__main__":

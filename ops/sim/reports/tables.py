@@ -22,8 +22,8 @@ def format_report(report: Report) -> str:
     if figures.partitions:
         parts.append(_partition_table(figures.partitions))
     if figures.sessions:
-        kept = f"{figures.num_warm_kept} of {figures.num_warm} turns that an engine was warm for came to it"
-        parts.append(f"{_session_table(figures.sessions)}\n{kept}")
+        warm_turns = f"{figures.num_warm_kept} of {figures.num_warm} turns that an engine was warm for came to it"
+        parts.append(f"{_session_table(figures.sessions)}\n{warm_turns}")
     indexes = [one.index for one in figures.jain if one.index is not None]
     if indexes:
         parts.append(

@@ -84,9 +84,9 @@ def prompt_offsets(tokens: Sequence[bytes], text: str) -> list[int]:
     for token in tokens:
         offsets.append(end)
         piece = decoder.decode(token)
-        for shown in (piece, piece.removeprefix(" ")):
-            if text.startswith(shown, end):
-                end += len(shown)
+        for spelling in (piece, piece.removeprefix(" ")):
+            if text.startswith(spelling, end):
+                end += len(spelling)
                 break
     return offsets
 

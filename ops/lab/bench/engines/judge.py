@@ -66,13 +66,13 @@ def ask_truth(
         {"prompt_token_ids": item.prompt_token_ids, "max_tokens": item.max_tokens if generates else 0} for item in items
     ]
     question = {"model": str(model), "requests": requests, "claims": claims}
-    asked, answered = scratch / "question.json", scratch / "answer.json"
-    asked.write_bytes(msgspec.json.encode(question))
-    command = [sys.executable, str(_TRUTH), "--input", str(asked), "--output", str(answered)]
+    question_file, answer_file = scratch / "question.json", scratch / "answer.json"
+    question_file.write_bytes(msgspec.json.encode(question))
+    command = [sys.executable, str(_TRUTH), "--input", str(question_file), "--output", str(answer_file)]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     if completed.returncode != 0:
         raise ConfigurationError(f"transformers failed in float32: {completed.stderr.strip()}")
-    return msgspec.json.decode(answered.read_bytes(), type=ReferenceRun)
+    return msgspec.json.decode(answer_file.read_bytes(), type=ReferenceRun)
 
 
 def judge(
