@@ -1,4 +1,4 @@
-"""Structs of ``kernels/native/decoder.h``, field by field, and the weights of a normalisation as one."""
+"""Structs of ``kernels/native/decoder/decoder.h``, field by field, and the weights of a normalisation as one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AnglesStruct(ctypes.Structure):
 
 
 class ExpertsStruct(ctypes.Structure):
-    """Struct of ``kernels/native/experts.h``."""
+    """Struct of ``kernels/native/decoder/experts.h``."""
 
     _fields_ = (
         ("router", LinearStruct),
@@ -59,7 +59,7 @@ class LayerStruct(ctypes.Structure):
 
 
 class LayerEmbeddingsStruct(ctypes.Structure):
-    """Struct of ``kernels/native/layer_embeddings.h``, as ``EmbeddingPartStruct``."""
+    """Struct of ``kernels/native/decoder/layer_embeddings.h``, as ``EmbeddingPartStruct``."""
 
     _fields_ = (
         ("table", _POINTER),
@@ -103,7 +103,7 @@ class StepStruct(ctypes.Structure):
 
 
 class NormKind(IntEnum):
-    """Kind of a normalisation, with the values of ``kernels/native/layer_switches.h``.
+    """Kind of a normalisation, with the values of ``kernels/native/decoder/layer_switches.h``.
 
     ``RMS`` rounds before it multiplies by the weight, ``WIDE_RMS`` only after, ``CENTRED`` subtracts the mean first.
     """

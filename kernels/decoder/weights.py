@@ -21,7 +21,7 @@ class AttentionGate(IntEnum):
     """Position of the sigmoid gates on the attention output in a row of ``qkv``.
 
     Gates follow each head's query (``WITH_QUERY``), or all heads: one per element of the attention output
-    (``PER_ELEMENT``) or one per head (``PER_HEAD``). The values are those of ``kernels/native/gates.h``.
+    (``PER_ELEMENT``) or one per head (``PER_HEAD``). The values are those of ``kernels/native/decoder/gates.h``.
     """
 
     NONE = 0

@@ -15,7 +15,7 @@ _SILU_IMPLEMENTATIONS = {
 }
 _GELU_IMPLEMENTATIONS = {REFERENCE: reference.gelu_and_mul, "cuda": OnGpu(f"{__package__}.gpu", "gelu_and_mul")}
 
-# In the order of Activation in kernels/native/layer_switches.h.
+# In the order of Activation in kernels/native/decoder/layer_switches.h.
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2")
 
 

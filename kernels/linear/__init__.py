@@ -17,15 +17,15 @@ from .blocks import BlockForm, Blocks, pack_panels, unpack_panels
 
 PANEL = 64
 _GROUP_BYTES = 4
-# Layout of four-bit weights, see ``kernels/native/nibbles.h``. Inputs are padded to whole steps of a tile. The inputs
-# of a block share a step per output; steps are stored before the nibbles.
+# Layout of four-bit weights, see ``kernels/native/weights/nibbles.h``. Inputs are padded to whole steps of a tile. The
+# inputs of a block share a step per output; steps are stored before the nibbles.
 _NIBBLE_INPUTS_MULTIPLE = 64
 _BLOCK_INPUTS = 32
 _BLOCK_BYTES = PANEL + _BLOCK_INPUTS // 2 * PANEL
 
 
 class LinearStruct(ctypes.Structure):
-    """Struct of ``kernels/native/panels.h``, field by field."""
+    """Struct of ``kernels/native/weights/panels.h``, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("packed", "bias", "scales", "offsets")),

@@ -1,6 +1,6 @@
 """Weights as files of quantized weights have them: numbers of at most eight bits, and a scale for a block of inputs.
 
-``kernels/native/blocks.h`` describes the packed layout. It holds the numbers of a file as they are.
+``kernels/native/weights/blocks.h`` describes the packed layout. It holds the numbers of a file as they are.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _STRIP = 16
 
 
 class PartStruct(ctypes.Structure):
-    """Struct of ``kernels/native/adapters.h``, field by field."""
+    """Struct of ``kernels/native/decoder/adapters.h``, field by field."""
 
     _fields_ = (("b", LinearStruct), ("first_column", _INT), ("first_output", _INT))
 

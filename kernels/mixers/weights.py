@@ -1,4 +1,4 @@
-"""Weights and states of a layer with a mixer, the requests of a step, and structs of ``kernels/native/mixers.h``."""
+"""Weights and states of a layer with a mixer, the requests of a step, and structs of ``native/decoder/mixers.h``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class MixerKind(IntEnum):
-    """Kind of a mixer, with the values of ``kernels/native/mixers.h``. The latter two end with a gated normalisation.
+    """Kind of a mixer, with the values of ``native/decoder/mixers.h``. The latter two end with a gated normalisation.
 
     ``CONVOLUTION``: the product of two parts of a row is convolved, then multiplied by a third part.
     ``DELTA_RULE``: the convolved row holds queries, keys and values. A token's value replaces the value that the state

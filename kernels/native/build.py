@@ -17,22 +17,22 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 _SOURCES = (
-    "layer_ops.cpp",
-    "attention.cpp",
-    "cache.cpp",
-    "packing.cpp",
-    "linear.cpp",
-    "block_product.cpp",
-    "decoder.cpp",
-    "parallel.cpp",
-    "sampling.cpp",
-    "tile_product.cpp",
-    "tiles.cpp",
-    "instructions.cpp",
-    "adapters.cpp",
-    "mixers.cpp",
-    "experts.cpp",
-    "barrier.cpp",
+    "attention/attention.cpp",
+    "attention/cache.cpp",
+    "base/barrier.cpp",
+    "base/parallel.cpp",
+    "decoder/adapters.cpp",
+    "decoder/decoder.cpp",
+    "decoder/experts.cpp",
+    "decoder/layer_ops.cpp",
+    "decoder/mixers.cpp",
+    "decoder/sampling.cpp",
+    "products/block_product.cpp",
+    "products/instructions.cpp",
+    "products/linear.cpp",
+    "products/tile_product.cpp",
+    "products/tiles.cpp",
+    "weights/packing.cpp",
 )
 # Products and sums may be fused, but sums are not reordered, so that a row has the same bits in every loop.
 FLAGS = (
@@ -123,8 +123,8 @@ def compile_library(compiler: Sequence[str], path: Path, linker: Sequence[str] |
 
 
 def _compile_source(compiler: Sequence[str], folder: Path, source: str) -> str:
-    target = str(folder / f"{source}.o")
-    _run([*compiler, "-c", str(_FOLDER / source), "-o", target])
+    target = str(folder / f"{Path(source).name}.o")
+    _run([*compiler, f"-I{_FOLDER}", "-c", str(_FOLDER / source), "-o", target])
     return target
 
 
@@ -156,7 +156,7 @@ def _key(compiler: list[str]) -> str:
 def sources_digest() -> str:
     """Return a hash of the sources and of the flags that affect results, as 24 hexadecimal digits."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
-    for source in sorted(path for path in _FOLDER.iterdir() if path.suffix in (".h", ".cpp")):
+    for source in sorted(path for path in _FOLDER.rglob("*") if path.suffix in (".h", ".cpp")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:24]
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <thread>
 
-#include "../../kernels/native/parallel.h"
+#include "base/parallel.h"
 
 extern "C" void set_num_threads(int64_t num_threads);
 

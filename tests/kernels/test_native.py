@@ -106,7 +106,7 @@ def test_store_kv_cache(dtype: torch.dtype) -> None:
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
 def test_compiled_libraries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use one source, because the others take long; ``compiled`` uses all."""
-    monkeypatch.setattr(build_module, "_SOURCES", ("parallel.cpp",))
+    monkeypatch.setattr(build_module, "_SOURCES", ("base/parallel.cpp",))
     path = build(tmp_path)
     compiled_at = path.stat().st_mtime_ns
     assert build(tmp_path) == path
@@ -127,7 +127,7 @@ echo made > "$2"
 
 
 def test_a_process_waits_for_a_library_that_another_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "_SOURCES", ("parallel.cpp",))
+    monkeypatch.setattr(build_module, "_SOURCES", ("base/parallel.cpp",))
     compiler, begun, go = (tmp_path / name for name in ("c++", "c++.begun", "c++.go"))
     compiler.write_text(_COMPILER)
     compiler.chmod(0o700)
@@ -177,7 +177,8 @@ def names_in_library(header: str, enum: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("header", "enum"), [("gates.h", AttentionGate), ("layer_switches.h", NormKind), ("mixers.h", MixerKind)]
+    ("header", "enum"),
+    [("decoder/gates.h", AttentionGate), ("decoder/layer_switches.h", NormKind), ("decoder/mixers.h", MixerKind)],
 )
 def test_enums_have_the_names_and_values_of_the_compiled_library(header: str, enum: type[IntEnum]) -> None:
     assert names_in_library(header, enum.__name__) == [member.name for member in enum]
@@ -185,7 +186,7 @@ def test_enums_have_the_names_and_values_of_the_compiled_library(header: str, en
 
 
 def test_activations_have_the_order_of_the_compiled_library() -> None:
-    assert [name.lower() for name in names_in_library("layer_switches.h", "Activation")] == list(ACTIVATIONS)
+    assert [name.lower() for name in names_in_library("decoder/layer_switches.h", "Activation")] == list(ACTIVATIONS)
 
 
 def test_the_portable_driver_matches_the_headers() -> None:

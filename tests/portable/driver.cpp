@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "blocks.h"
-#include "decoder.h"
+#include "weights/blocks.h"
+#include "decoder/decoder.h"
 
 template <typename T>
 constexpr const char* DTYPE = sizeof(T) == 4 ? "float32" : "bfloat16";

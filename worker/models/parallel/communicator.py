@@ -1,7 +1,7 @@
 """The collectives of ranks that compute a step together: by torch's group, or in memory that they share on one host.
 
 gloo passes each sum to a thread and through sockets, which takes a millisecond for two ranks, twice per layer. In
-shared memory a rank writes its part, waits until all have (``kernels/native/barrier.cpp``), and adds the parts.
+shared memory a rank writes its part, waits until all have (``kernels/native/base/barrier.cpp``), and adds the parts.
 """
 
 from __future__ import annotations
