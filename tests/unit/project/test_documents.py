@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_imports import PARTS, ROOT, sources
+from .test_imports import PARTS, ROOT, sources, statements
 
 GUIDE = sorted(ROOT.glob("ops/guide/**/*.md"))
 DECISIONS = ROOT / "ops" / "decisions"
@@ -157,7 +157,7 @@ def documented_arguments(docstring: str) -> list[str]:
 
 def signatures(tree: ast.Module) -> Iterator[tuple[str, int, str, set[str]]]:
     """Name, line, docstring and arguments of each function and class; a class has its fields and its init's."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, Function):
             yield node.name, node.lineno, ast.get_docstring(node) or "", arguments(node)
         elif isinstance(node, ast.ClassDef):

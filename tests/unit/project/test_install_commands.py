@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,14 +35,18 @@ WITH_EXTRAS = re.compile(r"(?:(?<![\w./-])(penstock(?:-\w+)*)|(?<=[\s'\"])(\.))\
 BETWEEN_LITERALS = re.compile(r"(?<=[^\"\\])\"\n\s*f?\"(?=[^\"])")
 
 
-def texts() -> Iterator[tuple[Path, str]]:
+@functools.cache
+def texts() -> tuple[tuple[Path, str], ...]:
+    """Return each file that may name a distribution, with its text."""
     files = [path for path in ROOT.iterdir() if path.is_file()]
     for folder in FOLDERS:
         files += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+    pairs: list[tuple[Path, str]] = []
     for path in sorted(files):
         if path.suffix in SUFFIXES and path != Path(__file__) and "vendor" not in path.parts:
             text = path.read_text()
-            yield path.relative_to(ROOT), BETWEEN_LITERALS.sub("", text) if path.suffix == ".py" else text
+            pairs.append((path.relative_to(ROOT), BETWEEN_LITERALS.sub("", text) if path.suffix == ".py" else text))
+    return tuple(pairs)
 
 
 def requirements(text: str) -> set[tuple[str, str]]:
@@ -105,6 +109,7 @@ def test_calls_name_extras_that_exist() -> None:
         (str(path), part.value)
         for path, text in texts()
         if path.suffix == ".py" and path.parts[0] in ("ops", "producer", "shared", "worker")
+        if "install_command(" in text or "extra=" in text
         for call in ast.walk(ast.parse(text))
         if isinstance(call, ast.Call)
         for part in _extras_of(call)

@@ -29,11 +29,11 @@ class Event:
     is_open: bool = False
 
 
-def nodes_of(path: Path) -> Iterator[ast.AST]:
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
     """Return the nodes of a file that logs something. Each logger's name ends like this, wherever it is used."""
     text = path.read_text()
-    if "log." in text or "get_logger" in text:
-        yield from ast.walk(ast.parse(text))
+    return tuple(ast.walk(ast.parse(text))) if "log." in text or "get_logger" in text else ()
 
 
 def calls(path: Path) -> Iterator[tuple[ast.Call, str]]:
