@@ -221,15 +221,15 @@ async def test_bundles_of_an_existing_placement_group_are_used(
 ) -> None:
     await asyncio.to_thread(ray_cluster.add, 4)
     await asyncio.to_thread(ray_cluster.make_group, "mine", 2)
-    refused = {
-        ("1:2", "other"): "--ray-placement-group other: there is no such group",
+    messages = {
+        ("1:2", "other"): "--ray-placement-group other: Ray's namespace 'penstock' has no such group",
         ("3:4", "mine"): "--ray-placement-group mine has room for 2 engines",
     }
-    for (engines, group), told in refused.items():
+    for (engines, group), message in messages.items():
         words = [*options(ray_cluster, redis_url, namespace, engines), "--ray-placement-group", group]
         started = start_fleet(*words)
         assert await asyncio.to_thread(started.process.wait, DEADLINE_S) != 0
-        assert told in started.err
+        assert message in started.err
     words = [*options(ray_cluster, redis_url, namespace, "2:4"), "--ray-placement-group", "mine"]
     fleet = start_fleet(*words)
     await asyncio.to_thread(fleet.await_ready)
