@@ -12,6 +12,7 @@ servers refuse what the former one would still write.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -224,21 +225,25 @@ class _Move:
     async def _rows_of(self, names: list[bytes]) -> AsyncIterator[Row]:
         for start in range(0, len(names), KEYS_AT_ONCE):
             part = names[start : start + KEYS_AT_ONCE]
-            for name, rows in zip(part, await asyncio.gather(*map(self._dump, part)), strict=True):
-                if rows is None:
-                    async for row in self._rows_of_long_stream(name):
-                        yield row
-                else:
-                    for row in rows:
-                        yield row
+            are_long = await asyncio.gather(*map(self._is_long_stream, part))
+            short = (name for name, is_long in zip(part, are_long, strict=True) if not is_long)
+            for row in await asyncio.gather(*map(self._dump, short)):
+                if row is not None:
+                    yield row
+            for name in itertools.compress(part, are_long):
+                async for row in self._rows_of_long_stream(name):
+                    yield row
 
-    async def _dump(self, name: bytes) -> list[Row] | None:
-        """Return the row of a key, or no row if the key has expired; None for a stream to be copied in pieces."""
+    async def _is_long_stream(self, name: bytes) -> bool:
+        """Return whether a key is a stream to be copied in pieces."""
         execute = self._source.link_to(self._keys.place).execute
-        if await execute("TYPE", name) == b"stream" and await execute("XLEN", name) > MAX_ENTRIES:
-            return None
+        return await execute("TYPE", name) == b"stream" and await execute("XLEN", name) > MAX_ENTRIES
+
+    async def _dump(self, name: bytes) -> Row | None:
+        """Return the row of a whole key; None if the key has expired."""
+        execute = self._source.link_to(self._keys.place).execute
         ttl_ms, dump = await asyncio.gather(execute("PTTL", name), execute("DUMP", name))
-        return [] if dump is None else [("restore", name, max(0, ttl_ms), dump)]
+        return None if dump is None else ("restore", name, max(0, ttl_ms), dump)
 
     async def _rows_of_long_stream(self, name: bytes) -> AsyncIterator[Row]:
         execute = self._source.link_to(self._keys.place).execute

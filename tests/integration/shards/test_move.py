@@ -74,6 +74,24 @@ async def test_all_that_is_known_of_a_model_moves(connect: Connect, plain: Plain
     assert [home.device for home in (await Homes(connect(), M).demand()).homes] == ["d0"]
 
 
+async def test_a_key_that_expires_while_it_is_copied_is_left_out(
+    plain: Plain, mover: ShardMover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place(plain["home"], "m", "a")
+    expiring, staying = M.request("r0"), M.request("r1")
+    for key in (expiring, staying):
+        await plain["a"].execute("SET", key, "v")
+    is_long_stream = move_module._Move._is_long_stream
+
+    async def expire(move: move_module._Move, name: bytes) -> bool:
+        await plain["a"].execute("DEL", expiring)
+        return await is_long_stream(move, name)
+
+    monkeypatch.setattr(move_module._Move, "_is_long_stream", expire)
+    await mover.move("m", "b")
+    assert [await plain["b"].execute("GET", key) for key in (expiring, staying)] == [None, b"v"]
+
+
 async def test_streams_follow_a_moved_model(connect: Connect, plain: Plain, client: Client, mover: ShardMover) -> None:
     """Processes that know of nothing are refused where it was, and find it."""
     await place(plain["home"], "m", "a")
