@@ -46,7 +46,7 @@ from ..config.worker_config import WorkerConfig
 from ..processes.forking import FORK_VERSION, ForkedProcess, ForkKeeper, NotForkedError, fork_process
 from ..processes.gpu import free_device_bytes, until_free
 from ..processes.host import free_host_bytes
-from .engine_process import EngineProcess
+from .engine_process import GROUP_END_TIMEOUT_S, EngineProcess
 
 # The requests of a dead engine resume first.
 START_DELAY_S = 0.5
@@ -94,6 +94,10 @@ class Standby(Protocol):
         """End the standby and the keeper, if they run."""
         ...
 
+    async def gone(self) -> None:
+        """Wait until the processes that were ended have exited; at most ``GROUP_END_TIMEOUT_S``."""
+        ...
+
 
 class NoStandby:
     """The ``Standby`` of an engine that starts a new process after each death."""
@@ -113,6 +117,9 @@ class NoStandby:
     def end_standby(self, reason: str) -> None:
         pass
 
+    async def gone(self) -> None:
+        pass
+
 
 class WaitingProcess:
     """The ``Standby`` of an engine that has a second process.
@@ -129,7 +136,10 @@ class WaitingProcess:
         self.deepest_sleep = deepest_sleep
         self._source: _WeightsSource | None = None
         self._process: EngineProcess | None = None
+        self._taken: EngineProcess | None = None
         self._keeping: asyncio.Task[None] | None = None
+        # Each ends with a process.
+        self._ending: set[asyncio.Task[None]] = set()
         self._weights: _Weights | None = None
         self._source_bytes = 0
         self._numbers = itertools.count(1)
@@ -154,7 +164,7 @@ class WaitingProcess:
         process = self.waiting_process
         if process is None or config.starts_asleep or _Weights.of(process.config) != _Weights.of(config):
             return None
-        self._process = None
+        self._taken = process
         self._stop_standby()
         return process
 
@@ -171,16 +181,23 @@ class WaitingProcess:
         if self._source is not None:
             log.info("standby_ended", engine_id=self._source.engine_id, reason=reason)
             self._source_bytes = self._source.num_bytes()
-            self._source.end()
+            self._await_end(asyncio.create_task(self._source.end()))
             self._source = None
 
+    async def gone(self) -> None:
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=GROUP_END_TIMEOUT_S)
+
     def _stop_standby(self) -> None:
+        self._process = None
         if self._keeping is not None:
             self._keeping.cancel()
+            self._await_end(self._keeping)
             self._keeping = None
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
+
+    def _await_end(self, task: asyncio.Task[None]) -> None:
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def _keep_ready(self, config: WorkerConfig) -> None:
         if self._source is None:
@@ -217,15 +234,17 @@ class WaitingProcess:
         starting = asyncio.create_task(process.start())
         try:
             await asyncio.shield(starting)
+            self._process = process
+            await process.ended.wait()
         except OSError as error:
             return str(error)
         except asyncio.CancelledError:
             # Not before it exists, or it could not be killed.
             await asyncio.wait([starting])
-            process.kill()
+            if process is not self._taken:
+                process.kill()
+                await process.gone()
             raise
-        self._process = process
-        await process.ended.wait()
         return process.death().reason
 
 
@@ -276,8 +295,8 @@ class _WeightsSource(Protocol):
         """Return the bytes of the host's memory that it uses, shared or not; 0 if it has ended."""
         ...
 
-    def end(self) -> None:
-        """End it. The processes that have weights from it stay."""
+    async def end(self) -> None:
+        """End it, and wait for its exit. The processes that have weights from it stay."""
         ...
 
 
@@ -322,7 +341,7 @@ class _OwnWeights:
     def num_bytes(self) -> int:
         return 0
 
-    def end(self) -> None:
+    async def end(self) -> None:
         pass
 
 
@@ -394,11 +413,12 @@ class _Keeper:
         except psutil.NoSuchProcess:
             return 0
 
-    def end(self) -> None:
+    async def end(self) -> None:
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         os.close(self._lifeline)
         self._folder.cleanup()
+        await self._ending
 
 
 def _address(folder: tempfile.TemporaryDirectory[str]) -> str:

@@ -91,6 +91,7 @@ class Engine:
         finally:
             self.standby.end_standby("the engine ends")
             self.process.kill()
+            await self.standby.gone()
             self._on_change()
 
     def leave(self, how: Callable[[EngineProcess], None]) -> None:

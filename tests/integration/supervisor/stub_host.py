@@ -132,8 +132,7 @@ class StubHost:
         """Return what ``Supervisor.run`` returns, and check that nothing is left of it."""
         result = await asyncio.wait_for(asyncio.shield(self.running), timeout_s)
         assert all(is_gone(process) for process in self._seen)
-        # A process on standby is killed at last, and nothing waits for its end.
-        await eventually(lambda: not any(map(_is_stub, psutil.Process().children())))
+        assert not any(map(_is_stub, psutil.Process().children()))
         assert await self._commands.execute("SCARD", self._keys.engines()) == 0
         return result
 

@@ -17,6 +17,7 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.processes import gpu
 from penstock.worker.serving.core.cache import allocate_cache
+from penstock.worker.supervisor import engine_process
 
 from ...conftest import DEMO_MODEL
 from .stub_host import MODEL, StartHost, eventually
@@ -61,6 +62,17 @@ async def test_it_takes_over_while_the_gpu_has_room(start_host: StartHost, tmp_p
     assert waiting is not None
     waiting.kill()
     await eventually(lambda: engine.standby.waiting_process not in (None, waiting))
+    await host.drain()
+    assert await host.result()
+
+
+async def test_a_supervisor_that_leaves_waits_for_its_end(
+    start_host: StartHost, tmp_path: Path, free_mib: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = await start_host(engine=GPU, standby=True, visible_devices="0", fork_server=str(tmp_path / "none"))
+    await eventually(lambda: host.engines[0].standby.waiting_process)
+    call_later, kill = asyncio.get_running_loop().call_later, engine_process.kill_process_tree
+    monkeypatch.setattr(engine_process, "kill_process_tree", lambda pid: call_later(0.5, kill, pid))
     await host.drain()
     assert await host.result()
 
