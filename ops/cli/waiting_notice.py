@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from ...producer import Client
 from ...shared.errors import EngineDeadError, PenstockError
+from ...shared.process.waiting import wait_at_most
 
 SILENCE_S = 2.0
 
@@ -38,9 +39,7 @@ class WaitingNotice:
         is_announced = False
         while True:
             self._news.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SILENCE_S):
-                    await self._news.wait()
+            await wait_at_most(SILENCE_S, self._news.wait())
             if self._news.is_set():
                 if is_announced:
                     _print_notice("an engine has taken it up")

@@ -17,6 +17,7 @@ from ...shared.messages.deltas import Delta
 from ...shared.params.kinds import RequestOutputKind
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
+from ...shared.process.waiting import wait_at_most
 from ...shared.values.shown import shown
 from ..client import Client
 from ..client_parts.detached import Params, RequestHandle
@@ -72,10 +73,7 @@ class SteppedRequests:
         """
         while not self._outputs and self._following:
             self._has_changed.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._has_changed.wait()
-            except TimeoutError:
+            if not await wait_at_most(timeout_s, self._has_changed.wait()):
                 return []
         outputs: list[StepOutput] = []
         while self._outputs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from contextlib import suppress
 from typing import Any, Generic, TypedDict, TypeVar
 
 import msgspec
@@ -25,6 +24,7 @@ from ...shared.errors import (
 )
 from ...shared.keys import Keys
 from ...shared.partitions import open_queue
+from ...shared.process.waiting import wait_at_most
 from ...shared.values.arguments import check_argument_names
 from ...shared.values.checks import check_timeout
 from ...shared.values.shown import shown
@@ -142,9 +142,7 @@ class CallRound(Generic[A]):
         try:
             while self._waiting:
                 await asyncio.gather(*(self._calls.send(engine_id, command) for engine_id in self._waiting))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(RESEND_INTERVAL_S):
-                        await self._wait_for_outcomes()
+                await wait_at_most(RESEND_INTERVAL_S, self._wait_for_outcomes())
                 if self._waiting:
                     await self._check_engines()
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 
 from arq.constants import health_check_key_suffix
@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError, WatchError
 from ...shared.errors import RedisUnavailableError
 from ...shared.process.log import get_logger
 from ...shared.process.service_manager import tell_ready, tell_stopping
+from ...shared.process.waiting import wait_at_most
 from ...shared.redis_access.link import LOST, Outage, refuses_for_now
 from ...shared.shards import check_servers
 from .job_set import JobSet
@@ -54,9 +55,7 @@ async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
             if isinstance(error, ResponseError) and not refuses_for_now(error):
                 raise
             outage.note(error)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PAUSE_AFTER_OUTAGE_S):
-                await stop.wait()
+        await wait_at_most(PAUSE_AFTER_OUTAGE_S, stop.wait())
     tell_stopping()
 
 

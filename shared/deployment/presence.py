@@ -12,7 +12,6 @@ import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -25,6 +24,7 @@ from ..keys import Keys
 from ..messages import WIRE_VERSION
 from ..messages.devices import DeviceRecord
 from ..process.log import get_logger, last_error
+from ..process.waiting import wait_at_most
 from ..redis_access.link import in_parts
 from ..values.distribution import VERSION
 from .records import UNREADABLE, EngineHeartbeat, decode_record, decode_records
@@ -104,9 +104,7 @@ class Presence:
                 await self.say()
             except (PenstockError, RedisError) as error:
                 log.debug("presence_not_written", error=str(error))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(INTERVAL_S):
-                    await self._is_due.wait()
+            await wait_at_most(INTERVAL_S, self._is_due.wait())
 
     def say_now(self) -> None:
         """Report a changed record without waiting for its time."""

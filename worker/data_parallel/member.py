@@ -32,6 +32,7 @@ from ...shared.messages.core import (
     WaveStarted,
     WaveState,
 )
+from ...shared.process.waiting import wait_at_most
 from ..config.data_parallel import RankPlace
 from ..config.engine_config import EngineConfig
 from ..config.worker_config import WorkerConfig
@@ -161,9 +162,7 @@ class GroupMember:
                 hurry = asyncio.create_task(immediately.wait())
                 await self._until({WavePhase.IDLE, WavePhase.PAUSED, WavePhase.LEFT}, hurry)
         self._core.tell(LeaveWave())
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                await self._until({WavePhase.LEFT}, asyncio.create_task(self._core.dead.wait()))
+        await wait_at_most(LEAVE_TIMEOUT_S, self._until({WavePhase.LEFT}, asyncio.create_task(self._core.dead.wait())))
 
     async def close(self) -> None:
         """End the generation if this rank is part of one, because the other ranks cannot continue without it."""

@@ -20,6 +20,7 @@ import structlog
 
 from ...shared.errors import PenstockError, RedisUnavailableError
 from ...shared.process.children import STABLE_AFTER_S, restart_delay_s
+from ...shared.process.waiting import wait_at_most
 from .backend import AgentSpec, FleetBackend
 from .demand import Demand, DemandSnapshot
 from .member import Member, MemberPhase
@@ -232,11 +233,7 @@ class Fleet:
         """Wait until the next tick or a signal."""
         if self._num_signals:
             return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._signalled.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(seconds, self._signalled.wait())
 
     @asynccontextmanager
     async def _signals(self) -> AsyncIterator[None]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
 import msgspec
 
@@ -17,6 +16,7 @@ from ...shared.control.engine import WakeUp
 from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import CacheTooSmallError, DeviceMemoryError, EngineCallError, EngineDeadError, PenstockError
 from ...shared.messages.supervision import LOAD_TIMED_OUT, STALLED
+from ...shared.process.waiting import wait_at_most
 from ..config.worker_config import WorkerConfig
 from ..processes.host import is_overloaded
 from ..supervisor.reaper import Reaper
@@ -115,9 +115,7 @@ class SharedEngine(Engine):
         """End the process, which sleeps, and wait until it and its children have ended."""
         self._is_ending = True
         self.process.drain()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(HAND_BACK_TIMEOUT_S):
-                await self._has_no_process.wait()
+        await wait_at_most(HAND_BACK_TIMEOUT_S, self._has_no_process.wait())
         self.process.kill()
         await self._has_no_process.wait()
 

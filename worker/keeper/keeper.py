@@ -24,6 +24,7 @@ from ...shared.broker import Homes
 from ...shared.errors import CacheTooSmallError, ConfigurationError, ModelTooLargeError, PenstockError
 from ...shared.messages.devices import ModelPhase
 from ...shared.messages.supervision import ModelAction, ModelCommand
+from ...shared.process.waiting import wait_at_most
 from ...shared.swap.budget import departures, fits_alone, sleep_level
 from ...shared.swap.forecast import Turns, ready_in_s, time_left_s
 from ...shared.swap.rule import Debts, Reason, Stay, Swap, dearest_s, decide, entry_s, longest_wait_s
@@ -212,9 +213,7 @@ class DeviceKeeper:
         started_s = self._clock()
         is_someone_waiting = any(view.oldest_s and not view.is_awake for view in views)
         wait_s = min(stay.until_s - started_s, LOOK_EVERY_S if is_someone_waiting else IDLE_LOOK_EVERY_S)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.001, wait_s)):
-                await self._changed.wait()
+        await wait_at_most(max(0.001, wait_s), self._changed.wait())
         self.debts = self.debts.after_serving(self._clock() - started_s, views, self.options)
 
     async def _read_demands(self) -> None:

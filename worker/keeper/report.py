@@ -19,6 +19,7 @@ from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.messages.devices import DeviceRecord
 from ...shared.partitions import open_homes
+from ...shared.process.waiting import wait_at_most
 from ...shared.swap.views import SleepLevel
 from ..config.worker_config import WorkerConfig
 from .keeper import DeviceKeeper
@@ -67,9 +68,10 @@ class DeviceReporter:
         self.entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def notify(self) -> None:
-        """Renew all homes now, because the level of a model may have changed."""
-        for changed in self._changed.values():
-            changed.set()
+        """Renew the homes of models whose state has changed."""
+        for name, model in self._keeper.models.items():
+            if self._home_states.get(name) != _state(model):
+                self._changed[name].set()
 
     async def publish(self) -> None:
         """Report until cancelled. A shard that is away delays the home of its own models alone."""
@@ -100,12 +102,7 @@ class DeviceReporter:
             self._entering.discard(model.name)
             if not self._entering and not self.entered.done():
                 self.entered.set_result(None)
-            state = _state(model)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(INTERVAL_S):
-                    while state == _state(model):
-                        await self._changed[model.name].wait()
-                        self._changed[model.name].clear()
+            await wait_at_most(INTERVAL_S, self._changed[model.name].wait())
 
     async def _renew(self, model: KeptModel) -> None:
         """Enter the home of a model with the forecast of when it is awake, or why it cannot be served here."""
@@ -130,9 +127,7 @@ class DeviceReporter:
             with _logging_failure(model):
                 await self._renew(model)
 
-        with suppress(TimeoutError):
-            async with asyncio.timeout(INTERVAL_S):
-                await asyncio.gather(*map(renew, changed))
+        await wait_at_most(INTERVAL_S, asyncio.gather(*map(renew, changed)))
 
     async def _register(self, model: KeptModel) -> None:
         """Write the card of a model that no worker has loaded yet, or that Redis has lost."""

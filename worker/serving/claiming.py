@@ -21,6 +21,7 @@ from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import FinishReason, RequestError
 from ...shared.params.images import ImageInput
 from ...shared.process.boundary import ends_task, unforeseen
+from ...shared.process.waiting import wait_at_most
 from ..config.worker_config import WorkerConfig
 from .core.client import CoreClient
 from .partitions.served_partitions import REDIS_PAUSE_S, ServedPartition, ServedPartitions
@@ -117,11 +118,7 @@ class ClaimLoop:
             async with self._claiming:
                 wait_s = await self._claim_round(intake, ready)
             if wait_s and not self._is_stopping:
-                try:
-                    async with asyncio.timeout(wait_s):
-                        await self._wake.wait()
-                except TimeoutError:
-                    continue
+                await wait_at_most(wait_s, self._wake.wait())
 
     async def _claim_round(self, intake: Intake, ready: Ready) -> float:
         """Claim from each partition in turn while the engine has capacity.

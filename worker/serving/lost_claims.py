@@ -6,12 +6,12 @@ Cancellations arrive as messages. All other losses show when Redis refuses a wri
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 import structlog
 
 from ...shared.errors import DamagedRecordError
 from ...shared.messages.outcome import FinishReason
+from ...shared.process.waiting import wait_at_most
 from ...shared.queue.lifecycle import RequestState
 from .claiming import ClaimLoop
 from .core.client import CoreClient
@@ -67,9 +67,7 @@ class LostClaims:
 
     async def close(self) -> None:
         """Wait until the reasons of all drops are logged, at most ``LEAVE_PATIENCE_S`` if Redis is unreachable."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_PATIENCE_S):
-                await asyncio.gather(*self._reports, return_exceptions=True)
+        await wait_at_most(LEAVE_PATIENCE_S, asyncio.gather(*self._reports, return_exceptions=True))
 
     def _schedule_report(
         self, part: ServedPartition, request_id: str, epoch: int, generation: Generation | None, *, is_refused: bool

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
 import structlog
 
+from ...shared.process.waiting import wait_at_most
 from .engine_process import EngineProcess
 from .restart import Phase
 from .supervised_engine import Engine
@@ -120,9 +120,7 @@ class Scaling:
         try:
             for act, patience_s in (*steps, (EngineProcess.kill, None)):
                 engine.leave(act)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(patience_s):
-                        await asyncio.wait([task])
+                await wait_at_most(patience_s, asyncio.wait([task]))
                 if task.done():
                     break
         finally:

@@ -20,6 +20,7 @@ from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.messages.supervision import EngineState
+from ...shared.process.waiting import wait_at_most
 from ..config.worker_config import WorkerConfig
 from .engine_process import EngineProcess
 from .reaper import Reaper
@@ -84,7 +85,7 @@ class Engine:
                 if self.standby.waiting_process is None:
                     await self.process.gone()
                 is_last = is_last or self.policy.phase is Phase.GIVEN_UP
-                if is_last or await self._told_to_leave_within(self.policy.restart_in_s):
+                if is_last or await wait_at_most(self.policy.restart_in_s, self._leaving.wait()):
                     break
                 self.policy.restarting()
             self.policy.leave()
@@ -250,14 +251,6 @@ class Engine:
                 log.warning("requests_not_reclaimed", engine_id=self.engine_id)
             reclaiming.cancel()
 
-    async def _told_to_leave_within(self, delay_s: float) -> bool:
-        try:
-            async with asyncio.timeout(delay_s):
-                await self._leaving.wait()
-        except TimeoutError:
-            pass
-        return self._leaving.is_set()
-
     def _on_process_change(self, process: EngineProcess) -> None:
         serves = process.state in (EngineState.READY, EngineState.BUSY, EngineState.SLEEPING)
         if serves and self.policy.phase in (Phase.STARTING, Phase.RESTARTING):
@@ -301,11 +294,7 @@ class DeathNotices:
                     await self._write_notice(engine)
             except (PenstockError, RedisError) as error:
                 log.debug("death_notice_not_written", error=str(error))
-            try:
-                async with asyncio.timeout(self._interval_s):
-                    await self.changed.wait()
-            except TimeoutError:
-                continue
+            await wait_at_most(self._interval_s, self.changed.wait())
 
     async def remove(self) -> None:
         """Remove all engines of this supervisor from the list, once none is left."""

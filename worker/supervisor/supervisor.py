@@ -22,7 +22,6 @@ import logging
 import math
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,6 +34,7 @@ from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.messages.supervision import DrainCommand, ModelCommand, ScaleCommand, WorkerCommand
 from ...shared.process import service_manager
+from ...shared.process.waiting import wait_at_most
 from ...shared.shards import check_servers, make_connections
 from ..config.worker_config import WorkerConfig
 from .engine_process import EngineProcess, SilenceWatch
@@ -269,9 +269,9 @@ class Supervisor:
                 )
             for engine in leaving:
                 engine.leave(act)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(patience_s):
-                    await self._until(lambda step=urgency: self._stop_mode > step or not self._any_running())
+            await wait_at_most(
+                patience_s, self._until(lambda step=urgency: self._stop_mode > step or not self._any_running())
+            )
             if not self._any_running():
                 return
 

@@ -15,6 +15,7 @@ from ....shared.broker import REAP_INTERVAL_S, Broker, Claim, Queue, Wave
 from ....shared.connection import CommandConnection, Subscriber
 from ....shared.errors import ConfigurationError, PenstockError
 from ....shared.keys import Keys
+from ....shared.process.waiting import wait_at_most
 from ..clients import configure, draw_calls, make_entries
 from ..engine import RENEW_EVERY_S
 from ..fleet import CAUSE, MAX_DELIVERIES
@@ -87,11 +88,7 @@ class _Engine:
             wave = await self._claim()
             for claim in wave.claims:
                 self._admit(claim)
-            try:
-                async with asyncio.timeout(wave.wait_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            await wait_at_most(wave.wait_s, self._wake.wait())
 
     async def _claim(self) -> Wave:
         if len(self.running) >= self.kind.max_num_seqs:

@@ -27,6 +27,7 @@ from ....shared.process import service_manager
 from ....shared.process.children import STABLE_AFTER_S, ChildProcess, restart_delay_s, start_child
 from ....shared.process.log import get_logger
 from ....shared.process.service_manager import environment_of_children
+from ....shared.process.waiting import wait_at_most
 from ....shared.shards import check_servers
 from ...web.server import announce, listening
 from ..metrics import Family, counter, gauge, sum_families, without_gauges
@@ -254,9 +255,7 @@ class GatewayParent:
                 restart_in_s=delay_s,
             )
             self._num_restarts += 1
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await self._stopping.wait()
+            await wait_at_most(delay_s, self._stopping.wait())
 
     async def _until_all_ready(self, runs: list[asyncio.Task[None]]) -> None:
         while not self._num_signals and sum(child.is_ready for child in self._children.values()) < len(self._begins):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
@@ -13,6 +16,7 @@ from penstock.shared.swap.views import SleepLevel
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.swap import SharingOptions
 from penstock.worker.config.worker_config import WorkerConfig
+from penstock.worker.keeper import report
 from penstock.worker.keeper.engine import SharedEngine
 from penstock.worker.keeper.keeper import DeviceKeeper
 from penstock.worker.keeper.kept_model import KeptModel
@@ -21,6 +25,8 @@ from penstock.worker.keeper.plan import DevicePlan, PlannedModel
 from penstock.worker.keeper.report import DeviceReporter, device_id_of
 from penstock.worker.supervisor.placement import Placement
 from penstock.worker.supervisor.reaper import Reaper
+
+from ...processes import DEADLINE_S
 
 NAMES = ("a", "b")
 
@@ -82,6 +88,32 @@ async def test_a_home_that_redis_did_not_take_is_logged_and_renewed_again(
     homes["a"].failure = None
     await device._renew_changed()
     assert [home.level for home in (await homes["a"].demand()).homes] == [models[0].level]
+
+
+async def test_a_change_during_a_renewal_is_renewed_immediately(
+    reporter: tuple[DeviceReporter, list[KeptModel]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, models = reporter
+    levels: list[SleepLevel] = []
+    has_renewed_again = asyncio.Event()
+
+    async def renew(homes: Homes, device_id: str, level: SleepLevel, *_: object, **__: object) -> None:
+        levels.append(level)
+        if len(levels) == 1:
+            monkeypatch.setattr(KeptModel, "level", SleepLevel.AWAKE)
+            device.notify()
+        else:
+            has_renewed_again.set()
+
+    monkeypatch.setattr(report, "INTERVAL_S", math.inf)
+    monkeypatch.setattr(Homes, "renew", renew)
+    device._home_states.clear()
+    renewing = asyncio.create_task(device._renew_home(models[0]))
+    try:
+        await asyncio.wait_for(has_renewed_again.wait(), DEADLINE_S)
+    finally:
+        renewing.cancel()
+    assert levels == [SleepLevel.DISK, SleepLevel.AWAKE]
 
 
 async def test_a_mistake_in_our_code_is_not_taken_for_an_unavailable_redis(

@@ -17,6 +17,7 @@ from contextlib import suppress
 from ....shared.broker import Broker
 from ....shared.errors import PenstockError
 from ....shared.partitions import Layout, home_order
+from ....shared.process.waiting import wait_at_most
 from ..publisher import Publisher
 from ..redis_waiting import RedisPressure
 
@@ -146,9 +147,7 @@ class ServedPartitions:
 
     async def _withdraw(self, part: ServedPartition) -> None:
         if part.has_our_capacity and not part.is_away:
-            with suppress(TimeoutError):  # a wake in vain is harmless
-                async with asyncio.timeout(self.patience_s):
-                    await part.broker.withdraw(self._engine_id)
+            await wait_at_most(self.patience_s, part.broker.withdraw(self._engine_id))  # a wake in vain is harmless
         part.has_our_capacity = False
 
     def _next_homes(self) -> list[ServedPartition]:

@@ -34,6 +34,7 @@ from ....shared.keys import Keys
 from ....shared.lora.registry import AdapterRecord, AdapterRegistry
 from ....shared.messages.core import EngineCoreOutputs, GroupStatus, SchedulerStats
 from ....shared.messages.supervision import EngineState, SleepOrderDone, WorkerStatus
+from ....shared.process.waiting import wait_at_most
 from ....shared.stats import EngineStats
 from ...config.worker_config import STATUS_INTERVAL_S, WorkerConfig
 from ...processes.progress import Phase, Progress, ProgressReader
@@ -362,9 +363,7 @@ class LoadedAdapters:
                 self._has_changed.clear()
                 if self._heartbeat.lora_digests or self._has_reported:
                     await self._report(self._heartbeat.lora_digests)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(REPORT_EVERY_S):
-                        await self._has_changed.wait()
+                await wait_at_most(REPORT_EVERY_S, self._has_changed.wait())
         finally:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
