@@ -124,6 +124,7 @@ def test_only_smaller_formats_of_whole_models_are_checked() -> None:
 @pytest.mark.parametrize(
     ("options", "is_checked"), [({}, False), ({"quantization": "int4-mixed"}, True), ({"kv_cache_dtype": "fp8"}, True)]
 )
+@pytest.mark.usefixtures("own_cache")  # a stored model is not checked again
 def test_an_engine_reports_the_divergence_of_its_formats(options: dict[str, Any], is_checked: bool) -> None:
     config = EngineConfig(model=str(DEMO_MODEL), kv_cache_memory=1 << 24, **options)
     with capture_logs() as lines:
