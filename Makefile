@@ -7,8 +7,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .bench-peers
 VERSIONS ?= .versions
-# Processes that share the tests, of which some wait at any time; each collects them, which takes two seconds.
-LANES ?= 8
+# Processes that share the tests, of which some wait at any time; each collects them, which takes two seconds or more.
+LANES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN || echo 5); echo $$((n < 5 ? n + 3 : 8)))
 BIN := $(VENV)/bin
 # Folders of sources.
 PARTS := kernels ops producer shared worker
