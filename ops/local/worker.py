@@ -99,7 +99,9 @@ class LocalWorker:
         if self._process is None:
             return
         if self._process.poll() is None:
-            family = [self._process.pid, *(p.pid for p in psutil.Process(self._process.pid).children(recursive=True))]
+            family = [self._process.pid]
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends at this moment
+                family += [child.pid for child in psutil.Process(self._process.pid).children(recursive=True)]
             self._process.send_signal(signal.SIGTERM)
             try:
                 self._process.wait(STOP_TIMEOUT_S)

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.ops.local import worker as local_worker
+
 from ..processes import DEADLINE_S, is_gone
 
 
@@ -42,6 +44,24 @@ def test_a_demo_that_is_ended_leaves_nothing_behind(number: signal.Signals, tmp_
         for process in started:
             if not is_gone(process):
                 process.kill()
+
+
+class EndsAtThisMoment(subprocess.Popen[str]):
+    """A program that ends, and is waited for by another, after the first look at it."""
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.wait()
+            return None
+        return self.returncode
+
+
+def test_a_worker_that_ends_while_it_is_stopped_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_worker, "start_program", lambda _, **options: EndsAtThisMoment(["true"], **options))
+    worker = local_worker.LocalWorker("m", "redis://127.0.0.1:1", [], tmp_path / "log")
+    worker.spawn()
+    worker.stop()
+    assert not worker.is_running
 
 
 def _is_of_a_stack(process: psutil.Process, workers: set[psutil.Process]) -> bool:
