@@ -137,9 +137,13 @@ def chromium() -> Iterator[Any]:
 
 
 class Visit:
-    """A browser with a session; notes errors in it, and every request that leaves the dashboard."""
+    """A browser with a session; notes errors in it, and every request that leaves the dashboard.
 
-    def __init__(self, chromium: Any, site: LocalServer, key: str, **options: Any) -> None:
+    Args:
+        key: of the operator who logs in; empty if ``options`` have a session.
+    """
+
+    def __init__(self, chromium: Any, site: LocalServer, key: str = "", **options: Any) -> None:
         self.address = site.base_url
         self.context = chromium.new_context(**options)
         self.context.set_default_timeout(PATIENCE_MS)
@@ -149,6 +153,10 @@ class Visit:
         self.page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
         self.page.on("dialog", lambda dialog: self.troubles.append(f"dialog: {dialog.message}"))
         self.page.on("request", self._on_request)
+        if key:
+            self._log_in(key)
+
+    def _log_in(self, key: str) -> None:
         self.open("/login")
         self.page.get_by_label("Operator's key").fill(key)
         self.page.get_by_role("button", name="Log in").click()
@@ -178,9 +186,19 @@ def admin_key(operators: Operators) -> str:
     return operators.key(Role.ADMIN)
 
 
-@pytest.fixture
-def visit(chromium: Any, site: LocalServer, admin_key: str) -> Iterator[Visit]:
+@pytest.fixture(scope="module")
+def session(chromium: Any, site: LocalServer, admin_key: str) -> Any:
+    """The cookies of a browser in which an admin has logged in."""
     visit = Visit(chromium, site, admin_key)
+    cookies = visit.context.storage_state()
+    visit.context.close()
+    assert visit.troubles == []
+    return cookies
+
+
+@pytest.fixture
+def visit(chromium: Any, site: LocalServer, session: Any) -> Iterator[Visit]:
+    visit = Visit(chromium, site, storage_state=session)
     yield visit
     visit.context.close()
     assert visit.troubles == []
