@@ -114,6 +114,14 @@ class WarmProgram:
         os.close(self._pidfd)
 
 
+def light_python() -> str:
+    """Return the executable of programs that need no torch: forked ones in a run with lanes.
+
+    A forked program shows the command line of its server, and is no child of the process that started it.
+    """
+    return os.environ.get(LIGHT_PYTHON_VARIABLE, sys.executable)
+
+
 def write_script(folder: Path) -> Path:
     """Write the script that replaces ``sys.executable``; ``address_in(folder)`` is the server's address."""
     script = folder / "python"

@@ -7,7 +7,6 @@ import json
 import math
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 
 from ..processes import DEADLINE_S
+from ..warm_python import light_python
 
 pytestmark = [pytest.mark.xdist_group("deployment"), pytest.mark.slow]
 
@@ -67,7 +67,7 @@ VARIABLES = {"$model_name": "demo", "$model": "demo", "$__rate_interval": "1m"}
 @pytest.fixture(scope="module")
 def exporter_url(deployment: LocalStack) -> Iterator[str]:
     """`penstock metrics` of the shared deployment: where it listens."""
-    command = [sys.executable, "-m", "penstock.ops.cli", "metrics", "--redis-url", deployment.url, "--port", "0"]
+    command = [light_python(), "-m", "penstock.ops.cli", "metrics", "--redis-url", deployment.url, "--port", "0"]
     command += ["--metric-names", "vllm", "--refresh", "0.2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

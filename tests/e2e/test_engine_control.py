@@ -7,7 +7,6 @@ import json
 import pstats
 import re
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from penstock.shared.messages.supervision import EngineState
 
 from ..gate import Gate
 from ..processes import DEADLINE_S
+from ..warm_python import light_python
 from .following import LONG, NUM_TOKENS, PROMPT, Following, beats, short, states
 
 pytestmark = pytest.mark.xdist_group("deployment")
@@ -200,7 +200,7 @@ def test_the_blocking_facade(deployment: LocalStack) -> None:
 
 
 def penstock(deployment: LocalStack, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.ops.cli", "engine", *arguments, "--redis-url", deployment.url]
+    command = [light_python(), "-m", "penstock.ops.cli", "engine", *arguments, "--redis-url", deployment.url]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 

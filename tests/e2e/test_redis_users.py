@@ -31,6 +31,7 @@ from penstock.shared.redis_access.rights import RedisVersion, Role, rights
 
 from ..processes import DEADLINE_S
 from ..redis_server import RedisServer, acl_version
+from ..warm_python import light_python
 
 # One server for all.
 pytestmark = pytest.mark.xdist_group("redis_users")
@@ -292,5 +293,5 @@ async def test_an_app_with_a_user_of_an_older_acl_file_still_works(users: Users)
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.ops.cli", *arguments]
+    command = [light_python(), "-m", "penstock.ops.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)

@@ -27,6 +27,7 @@ from penstock.shared.redis_access.rights import Role
 
 from ...processes import DEADLINE_S
 from ...redis_server import acl_version
+from ...warm_python import light_python
 from ...yaml_files import load_yaml
 
 COMPOSE = Path(__file__).parents[3] / "ops" / "deploy" / "compose" / "compose.yaml"
@@ -98,7 +99,11 @@ class ComposeStack:
         """Run a single command as the service and return its output."""
         service = services()["operator"]
         result = subprocess.run(
-            self._command([*command]), env=self._environment(service), capture_output=True, text=True, check=False
+            self._command([*command], python=light_python()),
+            env=self._environment(service),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert result.returncode == 0, result.stderr
         return result.stdout.strip()
@@ -178,11 +183,11 @@ class ComposeStack:
             replaced.append(word)
         return replaced
 
-    def _command(self, words: list[str]) -> list[str]:
+    def _command(self, words: list[str], *, python: str = sys.executable) -> list[str]:
         program, *options = self._own(words)
         if program == "redis-server":
             return [str(find_redis_server()), *options, "--port", str(self.ports["redis"]), "--save", ""]
-        return [*_program(program), *options]
+        return [*_program(program, python), *options]
 
     def _wait(self, name: str, ask: Any) -> None:
         deadline = time.monotonic() + DEADLINE_S
@@ -197,8 +202,8 @@ class ComposeStack:
             assert time.monotonic() < deadline, f"{name} is not healthy:\n{self.log(name)[-3000:]}"
 
 
-def _program(name: str) -> list[str]:
-    return [sys.executable, "-m", PROGRAMS[name]]
+def _program(name: str, python: str = sys.executable) -> list[str]:
+    return [python, "-m", PROGRAMS[name]]
 
 
 def running(folder: Path) -> Iterator[ComposeStack]:

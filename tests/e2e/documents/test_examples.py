@@ -36,11 +36,12 @@ from penstock.shared.queue.policy import OverQuota, TenantPolicy
 
 from ...gate import Gate
 from ...processes import DEADLINE_S
+from ...warm_python import light_python
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
 README = Path(__file__).parents[3] / "README.md"
-PENSTOCK = [sys.executable, "-m", "penstock.ops.cli"]
+PENSTOCK = [light_python(), "-m", "penstock.ops.cli"]
 UVICORN = ["-m", "uvicorn", "--log-level", "warning", "--fd", "{fd}"]
 WERKZEUG = """
 import sys
@@ -86,16 +87,16 @@ class Servers:
         }
         for app in COMMANDS:
             (folder / f"{app}_app.py").write_text(printed("example", app))
-            self.addresses[app] = [self.start(app)[0] for _ in range(2 if app in APPS else 1)]
+            pythons = (sys.executable, light_python())[: 2 if app in APPS else 1]
+            self.addresses[app] = [self.start(app, python)[0] for python in pythons]
 
-    def start(self, app: str, *options: str) -> tuple[str, subprocess.Popen[bytes]]:
-        """Start a process of an app; returns its address, too."""
+    def start(self, app: str, python: str) -> tuple[str, subprocess.Popen[bytes]]:
+        """Start a process of an app; returns its address, too. The first of each app is started in the ordinary way."""
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             listening.listen(64)
             fd = listening.fileno()
-            words = [*(word.format(fd=fd) for word in COMMANDS[app]), *options]
-            command = [sys.executable, *words]
+            command = [python, *(word.format(fd=fd) for word in COMMANDS[app])]
             process = subprocess.Popen(command, env=self._environment, cwd=self._folder, pass_fds=[fd])
             self._processes.append(process)
             return f"http://127.0.0.1:{listening.getsockname()[1]}", process
@@ -197,7 +198,7 @@ async def test_a_signal_ends_a_server_and_its_open_stream_resumes_at_another_pro
     app: str, number: signal.Signals, servers: Servers, browser: httpx.AsyncClient, client: Client, gate: Gate
 ) -> None:
     """The request is held meanwhile, so its stream does not end by itself."""
-    address, process = servers.start(app)
+    address, process = servers.start(app, light_python())
     gate.hold_at(10)
     path = f"/answers/{uuid.uuid4().hex}/stream"
     async with browser.stream("GET", address + path, params=LONG) as reply:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from asyncio.subprocess import PIPE, Process
 
 import msgspec
@@ -18,6 +17,7 @@ from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.supervision import EngineState
 
 from ...processes import DEADLINE_S
+from ...warm_python import light_python
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def put_heartbeat(commands: CommandConnection, namespace: str) -> None:
 
 async def generate(redis_url: str, namespace: str, *arguments: str) -> Process:
     command = ["-m", "penstock.ops.cli", "generate", *arguments, "--redis-url", redis_url, "--namespace", namespace]
-    return await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE, stderr=PIPE)
+    return await asyncio.create_subprocess_exec(light_python(), *command, stdout=PIPE, stderr=PIPE)
 
 
 async def said(process: Process) -> str:
