@@ -408,7 +408,7 @@ def test_generated_requests_get_documented_responses(gateway: LocalGateway) -> N
     schema = schemathesis.openapi.from_url(f"{gateway.root_url}/openapi.json")
     checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
     bounded = settings(
-        max_examples=5,
+        max_examples=3,
         deadline=None,
         derandomize=True,
         database=None,
