@@ -29,7 +29,7 @@ from .conftest import OPTIONS
 PROMPT = "what is seven plus eight?"
 NUM_TOKENS = 24
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-KINDS = {"cats": R4, "dogs": R8}
+KINDS = {"cats": R4, "dogs": R8, "birds": R4}
 # So much that each says something else from the first words on, and nothing that float rounding decides.
 SIZE = 0.4
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two adapters of the demo model, and one of a model with more layers."""
+    """Three adapters of the demo model, and one of a model with more layers."""
     root, base = tmp_path_factory.mktemp("adapters"), load_base(MODEL)
     folders = {
         name: write_adapter(root / name, base, kind, seed=seed, size=SIZE)
@@ -94,13 +94,27 @@ async def test_tokens_are_those_of_the_merged_models(
     await _until_loaded(client, [folders["cats"]])
     # Loaded for its first request.
     await client.register_lora("dogs", folders["dogs"])
-    names = [*expected] * 2
+    names = ["demo", "cats", "dogs"] * 2
     outputs = await asyncio.gather(*(client.generate(PROMPT, PARAMS, model=name) for name in names))
     assert [output.outputs[0].token_ids for output in outputs] == [expected[name] for name in names]
-    assert len({tuple(tokens) for tokens in expected.values()}) == 3
+    assert len({tuple(tokens) for tokens in expected.values()}) == 4
     await _until_loaded(client, [folders["cats"], folders["dogs"]])
     assert list((await client.remove_lora("cats")).values()) == [True]
     await _until_loaded(client, [folders["dogs"]])
+
+
+async def test_a_pinned_adapter_stays_when_another_needs_its_place(
+    client: Client, folders: dict[str, Path], expected: dict[str, list[int]]
+) -> None:
+    """Two adapters fit. The first one is used the longest ago, and the second one leaves."""
+    assert list((await client.add_lora("cats", folders["cats"])).values()) == [True]
+    assert list((await client.pin_lora("cats")).values()) == [True]
+    for name in ("dogs", "birds"):
+        await client.register_lora(name, folders[name])
+        output = await client.generate(PROMPT, PARAMS, model=name)
+        assert output.outputs[0].token_ids == expected[name]
+    await _until_loaded(client, [folders["cats"], folders["birds"]])
+    assert list((await client.remove_lora("cats")).values()) == [True]
 
 
 async def test_an_adapter_that_vllm_would_apply_in_part_is_refused(client: Client, folders: dict[str, Path]) -> None:

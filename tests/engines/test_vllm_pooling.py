@@ -58,6 +58,14 @@ def classifier(tmp_path: Path, start_vllm: Callable[..., AbstractContextManager[
         yield served
 
 
+@pytest.fixture
+def token_classifier(tmp_path: Path, start_vllm: Callable[..., AbstractContextManager[LocalStack]]) -> Iterator[Served]:
+    served = Served(tmp_path, "bert, classes of tokens")
+    with start_vllm(tmp_path, *OPTIONS, "--runner", "pooling") as stack:
+        served.url = stack.url
+        yield served
+
+
 async def test_embeddings_are_those_of_transformers(embedder: Served) -> None:
     @torch.no_grad()
     def states_of(text: str) -> torch.Tensor:
@@ -99,3 +107,17 @@ async def test_pairs_are_judged_as_by_transformers(classifier: Served) -> None:
                 expected = classifier.module(**arguments).logits[0].softmax(0)
             output = await client.encode(TextPair(text, other), PoolingParams(task="classify"))
             assert output.outputs.data == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+async def test_classes_of_tokens_are_those_of_transformers(token_classifier: Served) -> None:
+    async with Client.connect(token_classifier.url) as client:
+        assert await client.get_supported_tasks() == ("token_classify",)
+        for text in TEXTS:
+            with torch.no_grad():
+                logits = token_classifier.module(input_ids=torch.tensor([token_classifier.codec.encode(text)])).logits[
+                    0
+                ]
+            output = await client.encode(text, PoolingParams(task="token_classify"))
+            assert np.array(output.outputs.data) == pytest.approx(logits.softmax(-1).numpy(), abs=1e-5)
+            raw = await client.encode(text, PoolingParams(task="token_classify", use_activation=False))
+            assert np.array(raw.outputs.data) == pytest.approx(logits.numpy(), abs=1e-4)
