@@ -14,8 +14,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from itertools import chain
 
 import msgspec
 
@@ -61,18 +63,25 @@ def linked_text(text: str, parts: Mapping[str, str], tables: str = "") -> str:
     linked, num_nested = texts[0], 0
     outer_names = _declared_names(texts[0])
     for i, own_text in enumerate(texts[1:], start=1):
-        used_names = set(re.findall(r"\w+", re.sub(r"--.*", "", "".join(texts[i:]))))
-        if 0 < len(outer_names & used_names) <= _MAX_OUTER_NAMES:
+        num_outer_names = len(outer_names.intersection(chain(*map(_used_names, texts[i:]))))
+        if 0 < num_outer_names <= _MAX_OUTER_NAMES:
             linked, num_nested = f"{linked}return (function() ", num_nested + 1
         linked += own_text
         outer_names |= _declared_names(own_text)
     return linked + "end)()\n" * num_nested
 
 
-def _declared_names(text: str) -> set[str]:
+# Programs link some fifty scripts at their start, of parts that many of them use.
+@lru_cache(maxsize=64)
+def _declared_names(text: str) -> frozenset[str]:
     """Return the names that a text declares for those behind it: locals of lines that are not indented."""
     lists = re.findall(r"^local (?:function )?(\w+(?:, *\w+)*)", text, re.MULTILINE)
-    return {name for names in lists for name in re.split(", *", names)}
+    return frozenset(name for names in lists for name in re.split(", *", names))
+
+
+@lru_cache(maxsize=64)
+def _used_names(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", re.sub(r"--.*", "", text)))
 
 
 def load_scripts(package: str, names: Iterable[str]) -> dict[str, Script]:

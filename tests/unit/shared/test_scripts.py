@@ -10,7 +10,8 @@ from penstock.producer.batches.files import SCRIPTS as BATCH_SCRIPTS
 from penstock.shared.broker.script import PARTS, SCRIPTS
 from penstock.shared.deployment.groups import SCRIPTS as GROUP_SCRIPTS
 from penstock.shared.lora.registry import SCRIPTS as ADAPTER_SCRIPTS
-from penstock.shared.redis_access.script import Script, part_names
+from penstock.shared.redis_access import script as script_module
+from penstock.shared.redis_access.script import Script, linked_text, part_names
 from penstock.shared.shards.placements import SCRIPTS as SHARD_SCRIPTS
 
 LUA = set(
@@ -62,3 +63,14 @@ def test_a_part_is_included_once_and_after_its_dependencies() -> None:
     assert parts[:2] == ["clock", "lib"]
     assert parts[-2:] == ["turns", "affinity"]
     assert len(parts) == len(set(parts))
+
+
+def test_the_names_of_a_part_are_read_once_for_all_scripts() -> None:
+    """Each program links all scripts at its start."""
+    used_names, declared_names = script_module._used_names, script_module._declared_names
+    parts = {"one": "local of_one = 1\n", "two": "-- uses: one\nlocal of_two = of_one\n"}
+    before = used_names.cache_info().misses, declared_names.cache_info().misses
+    for number in range(10):
+        linked_text(f"-- uses: two\nreturn of_one + of_two + {number}\n", parts)
+    misses = used_names.cache_info().misses - before[0], declared_names.cache_info().misses - before[1]
+    assert max(misses) <= len(parts) + 10 + 1  # and the tables, which are empty
