@@ -26,7 +26,7 @@ from .expected import BANDS, TENANTS, ExpectedQueue, ExpectedRequest
 from .home_machine import HomeMachine
 
 # Drawn alike in each run. On a second server fewer show that its scripts do as those of the first.
-NUM_HISTORIES = int(os.environ.get("PENSTOCK_TEST_HISTORIES", "200"))
+NUM_HISTORIES = int(os.environ.get("PENSTOCK_TEST_HISTORIES", "80"))
 
 
 class BrokerMachine(HomeMachine):
