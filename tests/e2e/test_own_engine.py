@@ -133,7 +133,7 @@ def test_nothing_is_left_of_a_notebook_that_is_killed(phase: str, tmp_path: Path
         while not any("penstock.worker.cli" in words(one) for one in processes):
             assert time.monotonic() < give_up_at, "no worker starts"
             processes = own_processes()
-            time.sleep(0.01)
+            time.sleep(0.05)
         os.kill(program.pid, signal.SIGKILL)
         program.wait()
         await_end(processes)

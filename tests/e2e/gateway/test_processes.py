@@ -48,23 +48,22 @@ def _no_blocking_calls() -> None:
 
 @pytest.fixture(scope="module")
 def two(deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGateway]:
-    """A gateway of two processes, for the tests that leave it running."""
+    """A gateway of two processes, which the last of its tests kills."""
     with LocalGateway(deployment.url, OPTIONS, tmp_path_factory.mktemp("two") / "gateway.log") as gateway:
         yield gateway
 
 
-@pytest.fixture
-def own(deployment: LocalStack, tmp_path: Path) -> Iterator[LocalGateway]:
-    """A gateway of the test's own."""
-    gateway = LocalGateway(deployment.url, OPTIONS, tmp_path / "gateway.log")
-    with gateway:
+@pytest.fixture(scope="module")
+def counting(deployment: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGateway]:
+    """A gateway that has counted nothing. The test after that of counts ends it."""
+    with LocalGateway(deployment.url, OPTIONS, tmp_path_factory.mktemp("counting") / "gateway.log") as gateway:
         yield gateway
 
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)  # each look reads all processes of the machine
 
 
 def children(gateway: LocalGateway) -> list[psutil.Process]:
@@ -181,16 +180,16 @@ async def test_a_stream_resumes_at_another_process_when_its_own_is_killed(
     assert '"event": "gateway_process_died"' in two.log
 
 
-async def test_figures_are_those_of_all_processes_and_never_fall(own: LocalGateway) -> None:
+async def test_figures_are_those_of_all_processes_and_never_fall(counting: LocalGateway) -> None:
     callers: dict[int, httpx.AsyncClient] = {}
     num_asked = 0
     try:
         async with asyncio.timeout(DEADLINE_S):
             while len(callers) < 2:
-                caller = httpx.AsyncClient(base_url=own.root_url, timeout=DEADLINE_S)
+                caller = httpx.AsyncClient(base_url=counting.root_url, timeout=DEADLINE_S)
                 async with caller.stream("GET", "/version") as answer:
                     await answer.aread()
-                    pid = server_of(own, answer).pid
+                    pid = server_of(counting, answer).pid
                 num_asked += 1
                 if pid in callers:
                     await caller.aclose()
@@ -200,7 +199,7 @@ async def test_figures_are_those_of_all_processes_and_never_fall(own: LocalGatew
         for caller in callers.values():
             await until_counted(caller, num_asked, num_processes=2)
         psutil.Process(killed).kill()
-        await until(lambda: {child.pid for child in children(own)}.isdisjoint({killed}))
+        await until(lambda: {child.pid for child in children(counting)}.isdisjoint({killed}))
         await until_counted(left, num_asked, num_processes=2, num_restarts=1)
     finally:
         for caller in callers.values():
@@ -231,38 +230,24 @@ async def until_counted(
                 assert of_route == num_asked
             if values == expected:
                 return
+            await asyncio.sleep(0.05)
 
 
-async def test_sigterm_ends_it_in_order(own: LocalGateway, gate: Gate) -> None:
-    expected = await undisturbed(own)
+async def test_sigterm_ends_it_in_order(counting: LocalGateway, gate: Gate) -> None:
+    expected = await undisturbed(counting)
     gate.hold_at(HELD_AT)
-    reading, port, family = Reading(), port_of(own), children(own)
-    async with streaming(own) as answer:
+    reading, port, family = Reading(), port_of(counting), children(counting)
+    async with streaming(counting) as answer:
         await reading.begin(answer)
-        own.send_signal(signal.SIGTERM)
+        counting.send_signal(signal.SIGTERM)
         await until(lambda: is_free(port))
         gate.open()
         await reading.end()
     assert reading.is_whole
     assert reading.text == expected
     # A second signal would end it at once.
-    assert await asyncio.to_thread(own.await_end) == 0
+    assert await asyncio.to_thread(counting.await_end) == 0
     assert not any(child.is_running() for child in family)
-
-
-async def test_children_of_a_killed_parent_give_up_the_port_and_end(own: LocalGateway, gate: Gate) -> None:
-    expected = await undisturbed(own)
-    gate.hold_at(HELD_AT)
-    reading, port, family = Reading(), port_of(own), children(own)
-    async with streaming(own) as answer:
-        await reading.begin(answer)
-        os.kill(own.pid, signal.SIGKILL)
-        await until(lambda: is_free(port))
-        gate.open()
-        await reading.end()
-    assert reading.is_whole
-    assert reading.text == expected
-    await until(lambda: all(map(is_zombie, family)))
 
 
 def is_free(port: int) -> bool:
@@ -296,3 +281,18 @@ def test_the_url_of_redis_is_on_no_command_line_that_it_makes(two: LocalGateway,
     for child in children(two):
         assert deployment.url not in " ".join(child.cmdline())
         assert deployment.url not in " ".join(child.environ().values())
+
+
+async def test_children_of_a_killed_parent_give_up_the_port_and_end(two: LocalGateway, gate: Gate) -> None:
+    expected = await undisturbed(two)
+    gate.hold_at(HELD_AT)
+    reading, port, family = Reading(), port_of(two), children(two)
+    async with streaming(two) as answer:
+        await reading.begin(answer)
+        os.kill(two.pid, signal.SIGKILL)
+        await until(lambda: is_free(port))
+        gate.open()
+        await reading.end()
+    assert reading.is_whole
+    assert reading.text == expected
+    await until(lambda: all(map(is_zombie, family)))

@@ -35,6 +35,7 @@ async def claim_one(broker: Broker) -> Claim:
             wave = (await broker.claim("e0", EngineCapacity(max_num_seqs=1))).claims
             if wave:
                 return wave[0]
+            await asyncio.sleep(0.005)  # a program that enqueues it may still have to start
 
 
 async def write(

@@ -19,7 +19,7 @@ from penstock.shared.connection import CommandConnection
 from ...conftest import DEMO_MODEL
 from ...gate import Gate
 from ...processes import DEADLINE_S, is_gone, living
-from ...warm_python import LIGHT_PYTHON_VARIABLE, WarmProgram
+from ...warm_python import LIGHT_PYTHON_VARIABLE, WarmProgram, light_python
 from .stub_host import StartHost, StubHost, use_stub_workers
 
 
@@ -45,7 +45,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     give_up_at = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < give_up_at, what
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 class StartedWorker:
@@ -155,6 +155,5 @@ def start_worker(
 
 def run_worker(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run another ``worker`` command to its end."""
-    python = os.environ.get(LIGHT_PYTHON_VARIABLE, sys.executable)
-    command = [python, "-m", "penstock.worker.cli", *arguments]
+    command = [light_python(), "-m", "penstock.worker.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=os.environ)

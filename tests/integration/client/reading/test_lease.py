@@ -138,6 +138,7 @@ async def test_a_suspended_client_keeps_its_requests_and_resumes(broker, command
     while await now(commands) < stopped_at + 2 * LEASE_TTL_S:
         await write(broker, claims["streamed"], index, 66)
         index += 1
+        await asyncio.sleep(0.01)
     other_process.send_signal(signal.SIGCONT)
     await write(broker, claims["streamed"], index, 67, end=FinishReason.STOP)
     async with asyncio.timeout(DEADLINE_S):
