@@ -14,6 +14,8 @@ import pytest
 from penstock.ops.demo.run import MODEL
 from penstock.shared.deployment.pretrained import SMOLLM2
 
+from ..warm_python import light_python
+
 
 def carrying(mark: str) -> set[int]:
     """Return the ids of processes that inherited the environment variable ``mark``: those that the demo started."""
@@ -57,7 +59,7 @@ def test_demo_of_a_pretrained_model_outlives_its_engine() -> None:
 
 def test_run_loads_a_model_and_chats() -> None:
     command = [
-        sys.executable,
+        light_python(),
         "-m",
         "penstock.ops.cli",
         "run",
@@ -75,7 +77,7 @@ def test_run_loads_a_model_and_chats() -> None:
 
 
 def test_run_says_in_the_last_line_why_the_worker_did_not_start() -> None:
-    command = [sys.executable, "-m", "penstock.ops.cli", "run", "/no/such/file.gguf"]
+    command = [light_python(), "-m", "penstock.ops.cli", "run", "/no/such/file.gguf"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
