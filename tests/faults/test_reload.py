@@ -103,7 +103,7 @@ async def test_running_requests_resume_with_new_weights_after_their_last_token(
 ) -> None:
     """And an engine that dies afterwards begins its next life with them."""
     stack = await start(1, "--engines", "2", "--weights-version", "one")
-    num_before = 40
+    num_before = LONG // 2
     async with Client.connect(stack.url) as client:
         prompt = list((await client.tokenize(PROMPT)).token_ids)
         whole = (await undisturbed(client, [GREEDY]))[0]

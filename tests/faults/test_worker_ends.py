@@ -118,15 +118,15 @@ async def test_streams_stay_whole_while_a_deployment_shrinks(start: Start, gate:
             watched.extend(Watched(client.stream(PROMPT, params)) for params in WATCHED_PARAMS)
             await all_under_way(watched, num_tokens - 10)
 
-        await more_streams(25)
+        await more_streams(12)
         await asyncio.to_thread(stack.workers[0].stop)
         async with asyncio.timeout(DEADLINE_S):
             while len(await engines(stack.url)) != 2:
                 await asyncio.sleep(0.05)
-        await more_streams(35)
+        await more_streams(21)
         await kill_host(stack.url, stack.workers[1].pid)
         await asyncio.to_thread(stack.workers[1].await_end)
-        await more_streams(45)
+        await more_streams(30)
         await finish(watched, whole * 3, gate)
         await until(lambda: not stack.workers[1].is_running)
         async with asyncio.timeout(DEADLINE_S):

@@ -18,7 +18,8 @@ from ..gate import Gate
 from ..processes import DEADLINE_S, is_alive
 
 PROMPT = "count from four to nine:"
-LONG = 60
+# Twice as many tokens as show that a stream runs.
+LONG = 32
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=LONG, ignore_eos=True),
     SamplingParams(temperature=1.0, seed=3, max_tokens=LONG, ignore_eos=True),
@@ -82,7 +83,7 @@ async def until(condition: Callable[[], object], timeout_s: float = 150.0, what:
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up_at, what
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
 
 
 async def log_of(stack: LocalStack) -> str:
@@ -94,11 +95,11 @@ async def until_logged(stack: LocalStack, text: str, number: int = 1) -> str:
     """Wait until the log contains ``text`` this often, and return the log."""
     async with asyncio.timeout(DEADLINE_S):
         while (log := await log_of(stack)).count(text) < number:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
     return log
 
 
-async def all_under_way(watched: list[Watched], num_tokens: int = 20) -> None:
+async def all_under_way(watched: list[Watched], num_tokens: int = LONG // 2) -> None:
     """Wait until each stream has this many tokens; the caller's gate lets none of them end."""
     await until(lambda: all(one.num_tokens >= num_tokens for one in watched), what="the streams do not start")
     assert not any(one.task.done() for one in watched), "a stream had ended before the fault"
@@ -167,6 +168,6 @@ async def busiest(url: str) -> EngineHeartbeat:
             if best is not None and (num_claims[best.engine_id] or not any(num_claims.values())):
                 return best
             assert time.monotonic() < give_up_at, "no living engine holds the requests"
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
     finally:
         await commands.close()
