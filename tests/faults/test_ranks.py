@@ -144,7 +144,7 @@ async def test_a_request_on_which_a_forward_raises_is_parked_for_the_engines_tha
     start_faulty: Start, gate: Gate
 ) -> None:
     """Its neighbours are not harmed."""
-    stack = await start_faulty(2, *RANKS)
+    stack = await start_faulty(1, *RANKS, "--max-deliveries", "2")
     async with Client.connect(stack.url) as client:
         whole = (await client.generate(PROMPT, POISON_PARAMS)).outputs[0]
         dead = await await_parking(client, stack, gate, RAISE, whole)

@@ -19,7 +19,7 @@ from ...processes import DEADLINE_S, kill_at_once
 from ..conftest import Start
 from ..watching import PARAMS, PROMPT, beating, finish, start_streams
 
-STEPS_S = (-3600.0, -30.0, 30.0, 3600.0)
+STEPS_S = (-3600.0, 3600.0)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ async def test_a_timeout_ends_in_its_own_time(clock: MovedClock, start: Start) -
         assert [delta.finish_reason for delta in deltas if delta.finished] == ["expired"]
 
 
-@pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
+@pytest.mark.parametrize("by_s", STEPS_S)
 async def test_a_replica_with_another_clock_takes_over_and_a_host_dies(
     trio: TrioOfClocks, start: Start, gate: Gate
 ) -> None:
