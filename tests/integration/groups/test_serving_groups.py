@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from penstock.shared.errors import GroupSizeError
 from penstock.shared.keys import Keys
 
 from ...gate import Gate
+from ...warm_python import light_python
 from ..supervisor.conftest import DEADLINE_S, StartWorker, run_worker
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-NUM_REQUESTS, NUM_TOKENS = 12, 40
+NUM_REQUESTS, NUM_TOKENS = 12, 20
 OPTIONS = ("--device", "cpu", "--max-num-seqs", "4", "--stall-timeout", "10")
 
 
@@ -186,7 +186,7 @@ async def test_ranks_die_and_no_token_is_lost_or_other(
 
 
 def scale_by_command(size: int, namespace: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.ops.cli", "engine", "scale", str(size), "--namespace", namespace]
+    command = [light_python(), "-m", "penstock.ops.cli", "engine", "scale", str(size), "--namespace", namespace]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
