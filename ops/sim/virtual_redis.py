@@ -6,7 +6,6 @@ clients. Their coroutines never wait on it: a command returns its reply synchron
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Coroutine
 from importlib import resources
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from ...shared.broker import SCRIPTS, Script
 from ...shared.connection import CommandConnection
 from ...shared.errors import BrokerError
 from ...shared.keys import ModelKeys
+from ...shared.redis_access.script import script_of
 
 T = TypeVar("T")
 # Time at which every simulation starts (2026-01-01), so that results that depend on it are reproducible.
@@ -29,8 +29,7 @@ def virtual_script(script: Script) -> Script:
     """Return a script that runs under the simulator's clock. It returns its published channels, then its result."""
     prelude = (resources.files(__name__.rpartition(".")[0]) / "virtual_time.lua").read_text()
     text = f"{prelude}local function run()\n{script.text}\nend\nreturn {{published, run()}}\n"
-    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    return Script(name=script.name, text=text, sha=sha)
+    return script_of(script.name, text)
 
 
 class VirtualConnection(CommandConnection):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from ..process.log import get_logger
 from ..queue.lifecycle import moves_as_lua
 from ..queue.policy import QueuePolicy
 from ..redis_access.link import parse_redirect
-from ..redis_access.script import Script, linked_text, read_texts, script_of
+from ..redis_access.script import Script, linked_text, read_texts
 from ..values.shown import shown
 
 _TEXTS = {
@@ -40,13 +41,13 @@ MAX_LOGGED = 20
 log = get_logger(__name__)
 
 
-def _linked_script(name: str, text: str) -> Script:
+def _linked_text(text: str) -> str:
     tables = moves_as_lua() + f"local DEFAULT_POLICY = [==[{QueuePolicy().encode().decode()}]==]\n"
-    return script_of(name, linked_text(text, PARTS, tables))
+    return linked_text(text, PARTS, tables)
 
 
 SCRIPTS: dict[str, Script] = {
-    name: _linked_script(name, text) for texts in _TEXTS.values() for name, text in texts.items()
+    name: Script(name, partial(_linked_text, text)) for texts in _TEXTS.values() for name, text in texts.items()
 }
 
 

@@ -13,30 +13,42 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, lru_cache, partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import chain
-
-import msgspec
 
 # A Lua function uses at most this many names of the functions around it.
 _MAX_OUTER_NAMES = 60
 _COMMON = {"clock": (resources.files(__name__.rpartition(".")[0]) / "clock.lua").read_text(encoding="utf-8")}
 
 
-class Script(msgspec.Struct, frozen=True):
-    """A script's text and the SHA-1 by which Redis identifies it."""
+class Script:
+    """A script, which is linked when it is first used, since each program uses few of all.
 
-    name: str
-    text: str
-    sha: str
+    Args:
+        link: returns its text.
+    """
+
+    def __init__(self, name: str, link: Callable[[], str]) -> None:
+        self.name = name
+        self._link = link
+
+    @cached_property
+    def text(self) -> str:
+        """The text that Redis runs."""
+        return self._link()
+
+    @cached_property
+    def sha(self) -> str:
+        """The SHA-1 of its text, by which Redis identifies it."""
+        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
 def script_of(name: str, text: str) -> Script:
-    """Return a script with its hash."""
-    return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    """Return a script with a text that has no parts."""
+    return Script(name, lambda: text)
 
 
 def read_texts(folder: Traversable) -> dict[str, str]:
@@ -71,7 +83,7 @@ def linked_text(text: str, parts: Mapping[str, str], tables: str = "") -> str:
     return linked + "end)()\n" * num_nested
 
 
-# Programs link some fifty scripts at their start, of parts that many of them use.
+# A program links a dozen scripts, of parts that many of them use.
 @lru_cache(maxsize=64)
 def _declared_names(text: str) -> frozenset[str]:
     """Return the names that a text declares for those behind it: locals of lines that are not indented."""
@@ -87,7 +99,7 @@ def _used_names(text: str) -> frozenset[str]:
 def load_scripts(package: str, names: Iterable[str]) -> dict[str, Script]:
     """Return these scripts of a package's folder ``scripts``; its other files may be parts."""
     texts = read_texts(resources.files(package) / "scripts")
-    return {name: script_of(name, linked_text(texts[name], texts)) for name in names}
+    return {name: Script(name, partial(linked_text, texts[name], texts)) for name in names}
 
 
 def _text_of_part(name: str, parts: Mapping[str, str]) -> str:

@@ -8,12 +8,10 @@ in subscriptions, and in the scripts, which publish ``prefix .. NAME``. Nothing 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -36,6 +34,7 @@ from .link import (
     tells_of_disk,
 )
 from .replies import deliver_replies
+from .script import script_of
 
 PING_INTERVAL_S = 5.0
 log = get_logger(__name__)
@@ -302,8 +301,7 @@ class DatabaseChannels:
             return script
         if script.sha not in self._scripts:
             text = _IN_SCRIPTS.sub(rf"\1, {lua_channel_prefix_in(self.database)}", script.text)
-            sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-            self._scripts[script.sha] = msgspec.structs.replace(script, text=text, sha=sha)
+            self._scripts[script.sha] = script_of(script.name, text)
         return self._scripts[script.sha]
 
     def in_subscription(self, channel: bytes) -> bytes:

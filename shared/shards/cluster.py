@@ -8,17 +8,16 @@ listen at the node that serves the model, since scripts count them there.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-import msgspec
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from ..connection import RETRY_FOR_S, CommandConnection
 from ..errors import RedisUnavailableError
 from ..redis_access.link import LOST, Outage, sends_away, tells_of_move, unavailable_error
+from ..redis_access.script import script_of
 from ..redis_access.subscriber import Subscriber, Subscription
 from .cluster_topology import Topology, routing_key
 
@@ -122,8 +121,7 @@ class ClusterCommands(CommandConnection):
             text = script.text
             for word, sharded in _SHARDED.items():
                 text = text.replace(word, sharded)
-            sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-            variant = self._sharded[script.sha] = msgspec.structs.replace(script, text=text, sha=sha)
+            variant = self._sharded[script.sha] = script_of(script.name, text)
         return variant
 
 

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from penstock.shared import connection as connection_module
@@ -15,6 +13,7 @@ from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.redis_access.script import script_of
 from penstock.shared.shards import make_pair
 
 from ...moved_clock import MovedClock
@@ -39,8 +38,7 @@ def change_script(monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str
     script = SCRIPTS[name]
     text = script.text.replace(old, new)
     assert text != script.text
-    sha = hashlib.sha1(text.encode()).hexdigest()
-    monkeypatch.setitem(SCRIPTS, name, msgspec.structs.replace(script, text=text, sha=sha))
+    monkeypatch.setitem(SCRIPTS, name, script_of(name, text))
 
 
 def leave_to_others_for(monkeypatch: pytest.MonkeyPatch, leave_ms: int) -> None:

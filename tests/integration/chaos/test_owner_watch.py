@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 
-import msgspec
 import pytest
 
 from penstock.ops.lab.chaos.owner_watch import OwnerWatch
@@ -16,6 +14,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.redis_access.script import script_of
 
 
 @pytest.fixture
@@ -68,8 +67,7 @@ def accepts_any_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     script = SCRIPTS["append"]
     text = script.text.replace("epoch ~= ARGV[i + 1] or state ~= 'claimed'", "not state")
     assert text != script.text
-    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    monkeypatch.setitem(SCRIPTS, "append", msgspec.structs.replace(script, text=text, sha=sha))
+    monkeypatch.setitem(SCRIPTS, "append", script_of("append", text))
 
 
 @pytest.mark.usefixtures("accepts_any_epoch")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -52,6 +54,16 @@ ALL = (
 @pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
 def test_a_script_names_all_parts_that_it_uses(script: Script) -> None:
     assert undeclared_names(script.text) == set()
+
+
+def test_a_client_links_no_script_at_its_start() -> None:
+    code = """
+import penstock.producer
+from penstock.shared.broker import SCRIPTS
+print([name for name, script in SCRIPTS.items() if "text" in vars(script)])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
 
 
 def test_a_missing_part_is_noticed() -> None:

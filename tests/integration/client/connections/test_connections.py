@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 import pytest
 import uvloop
 
-from penstock.shared.broker import Script
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.errors import RedisUnavailableError
 from penstock.shared.redis_access import link as redis_link
 from penstock.shared.redis_access import replies
 from penstock.shared.redis_access.check import check_redis
+from penstock.shared.redis_access.script import script_of
 
 from ....processes import DEADLINE_S
 from ..harness import until
@@ -89,7 +89,8 @@ async def relayed(redis_url: str, context: ssl.SSLContext | None) -> AsyncIterat
 async def check_connections(url: str) -> None:
     """Commands, refusals, scripts, messages, and all of it again after the connections were lost."""
     commands, subscriber = CommandConnection(url), Subscriber(url)
-    script = Script(name="one", text="return {1, ARGV[1]}", sha="0" * 40)
+    script = script_of("one", "return {1, ARGV[1]}")
+    script.sha = "0" * 40  # so the server never knows it
     await asyncio.gather(commands.open(), subscriber.open())
     heard: list[bytes] = []
     restored = asyncio.Event()
