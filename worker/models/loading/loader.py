@@ -29,7 +29,7 @@ from ..lean.native import NativeForward
 from ..lean.staged import computing_layers
 from ..loaded import LoadedModel
 from ..parallel.groups import RankGroups
-from ..placing.device import device_of
+from ..placing.device import device_of, return_free_memory
 from ..pooling.compiled_encoder import compile_encoder, plan_of
 from ..pooling.encoder import EncoderForward, EncoderReference, encoder_forward, is_bidirectional
 from ..pooling.folder import PoolingFolder, pools
@@ -127,8 +127,13 @@ def load_model(
         "num_experts": 0 if expert_ranks is None else share_and_check(read.module, expert_ranks, architecture),
     }
     if pools(folder, model_config, config.runner):
-        return _load_pooling(read.module, folder, config, longest, common, report)
-    return _load_generating(read, folder, config, longest, groups, common, report)
+        model = _load_pooling(read.module, folder, config, longest, common, report)
+    else:
+        model = _load_generating(read, folder, config, longest, groups, common, report)
+    # What the checks computed is freed by now, and so are weights that were packed.
+    del read
+    return_free_memory()
+    return model
 
 
 def _load_generating(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.attention.paged_attention import _classify
 from penstock.worker.models.checkpoint.folder import resolve_model_folder
 from penstock.worker.models.loaded import LoadedModel
+from penstock.worker.models.loading import loader
 from penstock.worker.models.loading.loader import load_model
+from penstock.worker.models.loading.reading import ReadModel, read_model
 
 from ..harness import SHAPE
 
@@ -82,6 +85,23 @@ def test_rope_that_follows_the_longest_request_is_served_only_where_it_does_not(
     assert load(folder).max_model_len == 64
     with pytest.raises(ConfigurationError, match="at most 64"):
         load(folder, max_model_len=65)
+
+
+def test_memory_is_returned_when_the_module_that_was_read_is_freed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules: list[weakref.ref[torch.nn.Module]] = []
+    are_freed: list[bool] = []
+
+    def read_and_watch(*args: Any) -> ReadModel:
+        result = read_model(*args)
+        modules.append(weakref.ref(result.module))
+        return result
+
+    monkeypatch.setattr(loader, "read_model", read_and_watch)
+    monkeypatch.setattr(loader, "return_free_memory", lambda: are_freed.append(modules[0]() is None))
+    load(folder)
+    assert are_freed == [True]
 
 
 def test_dtype_and_end_of_sequence(folder: Path) -> None:
