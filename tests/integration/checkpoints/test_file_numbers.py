@@ -20,8 +20,10 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.checkpoint.quantized import open_tensors
 from penstock.worker.models.checks.conformance import QUANTIZED_TOLERANCE
 from penstock.worker.models.formats.tensors import Unpacked
+from penstock.worker.models.gguf import tensors
 from penstock.worker.models.gguf.blocks import has_parts, read_blocks
 from penstock.worker.models.gguf.container import TYPES
+from penstock.worker.models.gguf.families import Family, Place
 from penstock.worker.models.gguf.folder import gguf_folder
 from penstock.worker.models.gguf.sizes import NUMBER_BITS
 from penstock.worker.models.gguf.tensors import read_gguf
@@ -101,6 +103,24 @@ def test_weights_are_those_of_the_file(path: Path) -> None:
         assert (actual - expected).abs().max() <= ROUNDING * expected.abs().max(), name
         num_read += 1
     assert num_read >= 10
+
+
+def test_the_order_of_rows_is_computed_once_for_all_layers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders: list[tuple[str, Tensor]] = []
+
+    def compute_and_record(family: Family, place: Place, shape: tuple[int, ...], is_transposed: bool) -> Tensor | None:
+        outputs = outputs_of(family, place, shape, is_transposed)
+        if outputs is not None and place.view is not None:
+            orders.append((place.name, outputs))
+        return outputs
+
+    outputs_of = tensors._outputs_of
+    monkeypatch.setattr(tensors, "_outputs_of", compute_and_record)
+    for tensor in read_gguf(path, torch.float32).values():
+        if tensor.blocks is not None:
+            tensor.blocks()
+    assert sorted(name for name, _ in orders) == ["self_attn.k_proj", "self_attn.q_proj"]
+    assert all(order.untyped_storage().nbytes() == order.nbytes for _, order in orders)
 
 
 def test_a_scale_that_is_no_number_is_left_to_the_check_of_loaded_weights() -> None:

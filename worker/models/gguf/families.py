@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....shared.errors import ModelLoadError
@@ -308,6 +309,7 @@ class Family:
         )
 
 
+@cache  # so that places of all layers are equal
 def _halves_of_heads(part: str) -> Callable[[Family, Tensor], Tensor]:
     """Return the view of queries or keys in ggml's order: it rotates neighbours, transformers halves of a head."""
 

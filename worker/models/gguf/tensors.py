@@ -187,7 +187,8 @@ def _outputs_of(family: Family, place: Place, shape: tuple[int, ...], is_transpo
     num_inputs = num_rows if is_transposed else num_columns
     if inputs.shape[-1] != num_inputs or not (outputs == outputs[:, :1]).all():
         return None
-    return outputs[:, 0] if (inputs == torch.arange(num_inputs)).all() else None
+    # A copy, because a view would keep the numbers of all columns.
+    return outputs[:, 0].clone() if (inputs == torch.arange(num_inputs)).all() else None
 
 
 def _view(family: Family, place: Place, out: Tensor) -> Tensor:
