@@ -126,6 +126,15 @@ def test_experts_that_the_library_alone_has_leave_a_model_packed_without_it(vari
         LeanForward(make_model(variant, torch.float32), SETTINGS)
 
 
+def test_the_caches_of_the_general_way_are_released() -> None:
+    lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
+    lean.allocate(NUM_BLOCKS, BLOCK_SIZE, 1, torch.device("cpu"))
+    pack_linear_layers(lean.network)
+    assert len(lean.caches) > 0
+    NativeForward(lean)
+    assert len(lean.caches) == 0
+
+
 def test_without_the_library_the_layers_in_python_stay() -> None:
     lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
     pack_linear_layers(lean.network)

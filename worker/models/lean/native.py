@@ -54,6 +54,8 @@ class NativeForward(LeanWrapper):
 
     def __init__(self, lean: LeanForward) -> None:
         super().__init__(lean)
+        for call in lean.attention_calls:
+            call.caches = None  # release those of earlier runs
         self._cache = _no_cache(lean)
         self._adapters: LayerAdapters | None = None
         self._bind_weights()
