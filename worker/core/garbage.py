@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import gc
 
+from ...shared.process.heap import return_free_heap
+
 
 def freeze_loaded_objects() -> None:
     """Exclude all current objects from later collections. Call it once an engine is built.
@@ -14,6 +16,7 @@ def freeze_loaded_objects() -> None:
     """
     # Collect first, because garbage of the loading, perhaps weights, would otherwise stay for the life of the process.
     gc.collect()
+    return_free_heap()
     gc.freeze()
     # Some libraries count their objects when the process ends, and would report the frozen ones as leaked.
     atexit.register(gc.unfreeze)

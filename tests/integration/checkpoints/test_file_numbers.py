@@ -152,6 +152,11 @@ def test_a_stored_model_has_the_same_layers(path: Path) -> None:
     assert again.quantization == "gguf"
     pairs = list(zip(packed_layers(first), packed_layers(again), strict=True))
     assert all(torch.equal(one.packed_weight.packed, other.packed_weight.packed) for one, other in pairs)
+    # Both have their embeddings in the stored file, whose unused pages take no memory.
+    (stored,) = (path.parent / "cache").rglob("*.weights")
+    embeddings = [model.network.embed_tokens.weight for model in (first, again)]
+    assert torch.equal(*embeddings)
+    assert [each.untyped_storage().nbytes() for each in embeddings] == [stored.stat().st_size] * 2
 
 
 def test_weights_that_were_unloaded_come_back(path: Path) -> None:

@@ -119,6 +119,17 @@ class PackedWeights:
                     if empty is not None:
                         module._parameters[leaf] = nn.Parameter(read(f"{name}.{leaf}"), requires_grad=False)
 
+    def map_embeddings(self, network: LeanDecoder) -> None:
+        """Replace the embeddings of ``network``, which are those of the file, by the mapped ones.
+
+        Raises: as ``give_weights``.
+        """
+        with self.path.open("rb") as file:
+            content = _Content(self, file)
+            for name, module in network.named_modules():
+                if isinstance(module, ScaledEmbedding | nn.Embedding):
+                    module.weight = nn.Parameter(content.mapped(f"{name}.weight"), requires_grad=False)
+
 
 class _Content:
     """Reads the tensors of ``weights`` from ``file``."""
@@ -177,8 +188,10 @@ class _Content:
             raise ModelLoadError(f"{self._weights.path} has damaged content: {name}")
 
 
-def write_packed_weights(path: Path, build: str, network: LeanDecoder, shapes: Mapping[str, Sequence[int]]) -> None:
+def write_packed_weights(path: Path, build: str, network: LeanDecoder, shapes: Mapping[str, Sequence[int]]) -> bool:
     """Write the weights of ``network``, whose linear layers are packed, unless they would fill the disk.
+
+    Returns whether they were written.
 
     Args:
         build, shapes: as in ``_Header``.
@@ -201,6 +214,8 @@ def write_packed_weights(path: Path, build: str, network: LeanDecoder, shapes: M
     except OSError as error:
         # The next start takes longer, and nothing else.
         log.warning("packed_weights_not_written", path=str(path), reason=str(error))
+        return False
+    return True
 
 
 def _contents_of(header: bytes, tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:

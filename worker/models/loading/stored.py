@@ -207,14 +207,17 @@ def _packed_network(stored: StoredModel, config: EngineConfig, folder: Path) -> 
 def _store_packed(
     config: EngineConfig, folder: Path, build: str, network: LeanDecoder, shapes: Mapping[str, Sequence[int]]
 ) -> None:
-    """Store the weights of ``network``, unless they are stored already."""
+    """Store the weights of ``network``, unless they are stored already, and use the stored embeddings."""
     path = packed_path(config, folder)
     if path is None:
         return
     try:
-        PackedWeights(path, build)
+        weights = PackedWeights(path, build)
     except ModelLoadError:
-        write_packed_weights(path, build, network, shapes)
+        if not write_packed_weights(path, build, network, shapes):
+            return
+        weights = PackedWeights(path, build)
+    weights.map_embeddings(network)
 
 
 @torch.inference_mode()
