@@ -97,7 +97,7 @@ async def test_a_change_during_a_renewal_is_renewed_immediately(
     levels: list[SleepLevel] = []
     has_renewed_again = asyncio.Event()
 
-    async def renew(homes: Homes, device_id: str, level: SleepLevel, *_: object, **__: object) -> None:
+    async def renew_and_change(homes: Homes, device_id: str, level: SleepLevel, *_: object, **__: object) -> None:
         levels.append(level)
         if len(levels) == 1:
             monkeypatch.setattr(KeptModel, "level", SleepLevel.AWAKE)
@@ -106,7 +106,7 @@ async def test_a_change_during_a_renewal_is_renewed_immediately(
             has_renewed_again.set()
 
     monkeypatch.setattr(report, "INTERVAL_S", math.inf)
-    monkeypatch.setattr(Homes, "renew", renew)
+    monkeypatch.setattr(Homes, "renew", renew_and_change)
     device._home_states.clear()
     renewing = asyncio.create_task(device._renew_home(models[0]))
     try:

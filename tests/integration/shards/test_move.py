@@ -83,11 +83,11 @@ async def test_a_key_that_expires_while_it_is_copied_is_left_out(
         await plain["a"].execute("SET", key, "v")
     is_long_stream = move_module._Move._is_long_stream
 
-    async def expire(move: move_module._Move, name: bytes) -> bool:
+    async def expire_and_look(move: move_module._Move, name: bytes) -> bool:
         await plain["a"].execute("DEL", expiring)
         return await is_long_stream(move, name)
 
-    monkeypatch.setattr(move_module._Move, "_is_long_stream", expire)
+    monkeypatch.setattr(move_module._Move, "_is_long_stream", expire_and_look)
     await mover.move("m", "b")
     assert [await plain["b"].execute("GET", key) for key in (expiring, staying)] == [None, b"v"]
 
