@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     budget_s = QUICK_BUDGET_S if options.quick else _BUDGET_S
     about = describe(device)
     print("  ".join(f"{key} {value}" for key, value in about.items()))
-    roofline = measure_roofline(device, budget_s)
+    roofline = measure_roofline(device, budget_s, is_quick=options.quick)
     print(f"copy {roofline.copy_gb_per_s:.0f} GB/s  matmul {roofline.matmul_tflop_per_s:.1f} TFLOP/s")
     rows: list[Row] = []
     finished: list[str] = []
