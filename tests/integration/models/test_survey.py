@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.lab.survey import layouts
+from penstock.ops.lab.survey import layouts, ways
 from penstock.ops.lab.survey.__main__ import main
 from penstock.ops.lab.survey.kept import KeptOutcomes
 from penstock.ops.lab.survey.model_types import NOT_TEXT_DECODERS
@@ -117,11 +117,15 @@ def test_only_equal_tokens_in_every_way_count() -> None:
     assert "**1** give" in page([Outcome(model_type="a", mode="packed", told=same), Outcome(model_type="b")], {})
 
 
-@pytest.mark.usefixtures("warm_python")
-def test_the_gain_of_the_lean_path_is_reported_per_family() -> None:
-    command = [sys.executable, "-m", "penstock.ops.lab.survey.ways", "--only", "gemma2,gpt_oss", "--layers", "2"]
-    quick = ["--rounds", "1", "--turn-s", "0.001"]
-    result = subprocess.run([*command, *quick], capture_output=True, text=True, check=True)
-    *_, head, _, gemma, gpt = result.stdout.splitlines()
+@pytest.mark.usefixtures("compiled")
+def test_the_gain_of_the_lean_path_is_reported_per_family(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for sizes in (ways._SIZES, ways._EXPERTS["gpt_oss"]):
+        for name, size in {"hidden_size": 144, "intermediate_size": 64, "head_dim": 16}.items():
+            if name in sizes:
+                monkeypatch.setitem(sizes, name, size)
+    assert ways.main(["--only", "gemma2,gpt_oss", "--layers", "2", "--rounds", "1", "--turn-s", "0.001"]) == 0
+    *_, head, _, gemma, gpt = capsys.readouterr().out.splitlines()
     assert head.count("|") == gemma.count("|") == gpt.count("|") == 11
     assert all(float(cell) > 0 for cell in [*gemma.split("|")[2:-1], *gpt.split("|")[2:-1]])
