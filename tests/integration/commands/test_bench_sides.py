@@ -103,6 +103,7 @@ def test_one_client_follows_many_streams() -> None:
     assert row.deltas_per_s > 0
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_failed_side_reports_the_reason(tmp_path: Path) -> None:
     side = PeerScript("rival", "transformers_static.py")
     with pytest.raises(ConfigurationError, match="no-such-model"):
