@@ -36,6 +36,9 @@ from penstock.worker.models.loaded import LoadedModel
 from ..harness import BYTES_PER_TOKEN, ask
 
 NUM_TOKENS = 12
+# Models whose requests are also preempted: one for each way in which a text decoder counts and sees an image's tokens.
+# Of the others only vision towers and processors differ, of which a request that is preempted takes cached features.
+PREEMPTED = ("llava", "llava_onevision", "idefics3", "qwen2_5_vl", "qwen3_vl_moe", "glm4v_moe", "gemma3")
 # Whose processor makes something else of several images than of each alone.
 ONE_A_REQUEST = ("llava_onevision",)
 # Tokens of ASCII, which decode to the text that they come from; longer than a block, so that what is in front of an
@@ -119,7 +122,7 @@ def counts(engine: Engine) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", SEEING)
 def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callable[[str], tuple[Path, Any]]) -> None:
-    """Try one image and two, of different sizes; in chunks that end inside of images; and preempted."""
+    """Try one image and two, of different sizes; in chunks that end inside of images; and some models preempted."""
     folder, processor = folders(name)
     one, two = [picture(1)], [picture(2, 20, 50), picture(3, 64, 33)]
     prompt, shown = (ONE, [picture(4, 90, 30)]) if name in ONE_A_REQUEST else (TWO, two)
@@ -141,6 +144,8 @@ def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callab
     assert isinstance(roomy.ranks, OneRank)
     ours = roomy.ranks.model
     assert generate(make(name, ours, **small), requests()) == wanted
+    if name not in PREEMPTED:
+        return
     # Room for the prompts of the first two, and not for what they generate.
     lens = {request_id: rows[0].num_prompt_tokens for request_id, rows in outputs.items()}
     ours = replace(ours, max_model_len=max(lens.values()) + NUM_TOKENS)

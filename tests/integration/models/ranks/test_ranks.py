@@ -222,7 +222,6 @@ def test_one_stage_computes_a_batch_while_the_next_stands_in_another(
         ("llava", TENSOR),
         ("qwen3_vl", TENSOR),
         ("qwen3_vl_moe", TENSOR),
-        ("gemma3", TENSOR),
         ("gemma3", STAGES),
     ],
     ids=lambda value: value if isinstance(value, str) else f"tp{value[0]}pp{value[1]}",
@@ -232,7 +231,8 @@ def test_models_that_read_images_give_the_tokens_of_transformers(
 ) -> None:
     """Covers one and two images in a batch, chunks that end inside images, preemption and resumption.
 
-    Only the first rank sees, so one model stands for each kind of text decoder.
+    Only the first rank sees, so one model stands for each kind of text decoder. What gemma3's tokens see of an image
+    does not depend on heads.
     """
     folder = tmp_path / "model"
     folder.mkdir()
