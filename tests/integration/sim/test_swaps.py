@@ -38,7 +38,7 @@ HOT = Tenants(
     output=Fixed(tokens=40),
 )
 COLD = Tenants(name="cold", model="cold", band="interactive", arrivals=Constant(per_s=0.3), output=Fixed(tokens=10))
-SCENARIO = Scenario(duration_s=60.0, engines=[ENGINES], tenants=[HOT, COLD], seed=3)
+SCENARIO = Scenario(duration_s=45.0, engines=[ENGINES], tenants=[HOT, COLD], seed=3)
 
 
 def run(url: str, namespace: str, scenario: Scenario) -> tuple[Simulated, Figures]:
@@ -116,7 +116,7 @@ def test_the_same_scenario_gives_the_same(redis_url: str, namespace: str) -> Non
 
 
 def test_one_of_several_devices_wakes_a_model_and_the_others_stay_free(redis_url: str, namespace: str) -> None:
-    devices = msgspec.structs.replace(ENGINES, number=20)
+    devices = msgspec.structs.replace(ENGINES, number=8)
     quiet = [msgspec.structs.replace(group, arrivals=Constant(per_s=1)) for group in (HOT, COLD)]
     scenario = Scenario(duration_s=30.0, engines=[devices], tenants=quiet)
     simulated, figures = run(redis_url, namespace, scenario)
