@@ -21,7 +21,8 @@ from ...native_library import native_as_before, own_cache, references
 
 __all__ = ["own_cache", "references"]
 
-# Enough for decodes beside each kind of chunk, and for keys in the next block: ``make models`` takes twice as many.
+# Enough for decodes beside each kind of chunk, and for keys in the next block: ``make models`` takes twice as many, and
+# two prompts more.
 NUM_NEW_TOKENS = 8
 
 
@@ -76,7 +77,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sma
     def make(model_type: str) -> SmallModel:
         if model_type not in made:
             folder = root / model_type
-            expectation = trial.find_model(small_config(model_type), folder, NUM_NEW_TOKENS)
+            expectation = trial.find_model(small_config(model_type), folder, NUM_NEW_TOKENS, trial.make_prompts()[:4])
             made[model_type] = SmallModel(folder, expectation, trial.load(folder))
         return made[model_type]
 
