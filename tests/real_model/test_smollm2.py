@@ -82,18 +82,20 @@ def test_tokens_are_those_of_llama_cpp(codec: TextCodec) -> None:
     assert [codec.decode(token_ids, skip_special_tokens=False) for token_ids in tables] == texts
 
 
-@pytest.mark.timeout(3600)  # packs four bits twice; torch is slow in bfloat16 without its instructions
+@pytest.mark.timeout(3600)  # packs four bits; torch is slow in bfloat16 without its instructions
 def test_number_formats_stay_near_float32(smollm2: Path) -> None:
     text = QUALITY_TEXT.read_text(encoding="utf-8")[:NUM_CHARACTERS]
     caches = [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}]
-    weights = [{"quantization": name} for name in ("int8", "int4-mixed", "int4")]
+    # Each packing in four bits takes a minute without AVX-512. What int4-mixed leaves in eight bits has both formats'
+    # limits here, and its place between them in the tests of the demo model.
+    weights = [{"quantization": name} for name in ("int8", "int4")]
     formats = [{}, {"dtype": "auto"}, *weights, *caches]
     reference, *others = measure_quality(
         str(smollm2), text, formats, reference="float32", num_threads=torch.get_num_threads()
     ).formats
     assert reference.perplexity == pytest.approx(PERPLEXITY, rel=1e-3)
     measured = {(result.weights, result.kv_cache): result.kl or 0.0 for result in others}
-    assert measured.keys() == KL_LIMITS.keys()
+    assert measured.keys() == KL_LIMITS.keys() - {("int4-mixed", "bfloat16")}
     assert all(0 < kl < KL_LIMITS[name] for name, kl in measured.items()), measured
 
 
