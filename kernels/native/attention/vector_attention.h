@@ -47,7 +47,8 @@ struct VectorAttention {
     const CacheShape& shape = queries.cache->shape;
     const int64_t vectors = shape.vectors_per_block(), dim = shape.head_dim;
     const int64_t step = shape.is_in_bytes ? WIDENED_DIMS : dim, element = shape.element_bytes(sizeof(T));
-    Floats sums[M][V] = {};
+    Sums<Floats, M, V> sums;
+    sums.set_rows([](int) { return Floats{}; });
     T buffers[V][WIDENED_DIMS * LANES];
     for (int64_t d = 0; d < dim; d += step) {
       const int64_t num = std::min(step, dim - d);
@@ -60,11 +61,13 @@ struct VectorAttention {
       }
       accumulate<M, V>(sums, rows + d, dim, columns, VECTOR_BYTES, num / GROUP<T>, ahead);
     }
-    for (int v = 0; v < V; ++v) {
+    for_constants<V>([&](auto v) __attribute__((always_inline)) {
       const int64_t block = range.first_block + (vector + v) / vectors;
       const int64_t index = block * shape.block_size + (vector + v) % vectors * LANES - range.start;
-      for (int m = 0; m < M; ++m) std::memcpy(scores + m * range.stride + index, &sums[m][v], sizeof(Floats));
-    }
+      for_constants<M>([&](auto m) __attribute__((always_inline)) {
+        store(scores + m * range.stride + index, sums.get(m, v), LANES);
+      });
+    });
   }
 
   // Returns the keys of a vector, or what is read after the last ones: values.
@@ -84,7 +87,8 @@ struct VectorAttention {
     const CacheShape& shape = queries.cache->shape;
     const int64_t step = shape.is_in_bytes ? LANES : shape.block_size, element = shape.element_bytes(sizeof(T));
     const int64_t last_block = range.first_block + range.num_blocks - 1;
-    Floats sums[M][V] = {};
+    Sums<Floats, M, V> sums;
+    sums.set_rows([](int) { return Floats{}; });
     char buffer[LANES / GROUP<T> * V * VECTOR_BYTES];
     for (int64_t block = range.first_block; block * shape.block_size < range.end; ++block) {
       const int64_t position = block * shape.block_size;
@@ -111,9 +115,11 @@ struct VectorAttention {
                          num_groups, ahead);
       }
     }
-    for (int m = 0; m < M; ++m) {
+    for_constants<M>([&](auto m) __attribute__((always_inline)) {
       T* to = queries.out_row(first_row + m) + d;
-      for (int v = 0; v < V; ++v) store(to + v * LANES, sums[m][v] / splat(totals[m]), LANES);
-    }
+      for_constants<V>([&](auto v) __attribute__((always_inline)) {
+        store(to + v * LANES, sums.get(m, v) / splat(totals[m]), LANES);
+      });
+    });
   }
 };

@@ -48,6 +48,9 @@ template <typename Sum>
 using PartOf = std::conditional_t<std::is_same_v<Sum, Floats>, FloatPart, IntPart>;
 
 constexpr int PREFETCHED_GROUPS = 16;
+// Localities of __builtin_prefetch. Lines for the L2 cache need none of the few buffers of the L1 cache while they
+// arrive.
+constexpr int INTO_L1 = 3, INTO_L2 = 2;
 
 // Calls body(0) .. body(N - 1) with constants, so that arrays indexed by them stay in registers.
 template <typename Body, int... I>
@@ -149,29 +152,32 @@ inline IntPart add_products(IntPart sum, const int8_t* group, WordPart columns) 
 #endif
 }
 
-// Sums of M rows and V vectors of outputs, in parts.
+// Sums of M rows and V vectors of outputs. They stay in registers where M, V and all indexes are constants.
 template <typename Sum, int M, int V>
-struct PartialSums {
-  PartOf<Sum> parts[M][V][PARTS];
+struct Sums {
+  PartOf<Sum> parts[M * V * PARTS];
 
-  explicit PartialSums(const Sum (&sums)[M][V]) {
-    for (int m = 0; m < M; ++m) {
-      for (int v = 0; v < V; ++v) {
-        for (int p = 0; p < PARTS; ++p) {
-          std::memcpy(&parts[m][v][p], reinterpret_cast<const char*>(&sums[m][v]) + p * PART_BYTES, PART_BYTES);
-        }
-      }
-    }
+  inline __attribute__((always_inline)) void set(int m, int v, Sum values) {
+    for_constants<PARTS>([&](auto p) __attribute__((always_inline)) {
+      std::memcpy(&parts[(m * V + v) * PARTS + p], reinterpret_cast<const char*>(&values) + p * PART_BYTES, PART_BYTES);
+    });
   }
 
-  void store(Sum (&sums)[M][V]) const {
-    for (int m = 0; m < M; ++m) {
-      for (int v = 0; v < V; ++v) {
-        for (int p = 0; p < PARTS; ++p) {
-          std::memcpy(reinterpret_cast<char*>(&sums[m][v]) + p * PART_BYTES, &parts[m][v][p], PART_BYTES);
-        }
-      }
-    }
+  inline __attribute__((always_inline)) Sum get(int m, int v) const {
+    Sum values;
+    for_constants<PARTS>([&](auto p) __attribute__((always_inline)) {
+      std::memcpy(reinterpret_cast<char*>(&values) + p * PART_BYTES, &parts[(m * V + v) * PARTS + p], PART_BYTES);
+    });
+    return values;
+  }
+
+  // Sets all rows to initial(v) in vector v.
+  template <typename Initial>
+  inline __attribute__((always_inline)) void set_rows(const Initial& initial) {
+    for_constants<V>([&](auto v) __attribute__((always_inline)) {
+      const Sum values = initial(v);
+      for_constants<M>([&](auto m) __attribute__((always_inline)) { set(m, v, values); });
+    });
   }
 };
 
@@ -188,27 +194,34 @@ struct Ahead {
   int64_t stride;
 };
 
-// Adds the products of num_groups groups of row m with the vectors at columns[v], which are group_stride bytes apart,
-// to sums[m][v]. Each group prefetches its addresses of `ahead`.
+// Adds the products of the groups of M rows with a group of V vectors.
 template <int M, int V, typename Sum, typename T>
-inline __attribute__((always_inline)) void accumulate(Sum (&sums)[M][V], const T* rows, int64_t row_stride,
+inline __attribute__((always_inline)) void add_group(Sums<Sum, M, V>& sums, const T* rows, int64_t row_stride,
+                                                     const WordPart (&words)[V * PARTS]) {
+  for_constants<M>([&](auto m) __attribute__((always_inline)) {
+    for_constants<V * PARTS>([&](auto p) __attribute__((always_inline)) {
+      auto& sum = sums.parts[m * V * PARTS + p];
+      sum = add_products(sum, rows + m * row_stride, words[p]);
+    });
+  });
+}
+
+// Adds the products of num_groups groups of row m with the vectors at columns[v], which are group_stride bytes apart,
+// to sums (m, v). Each group prefetches its addresses of `ahead`.
+template <int M, int V, typename Sum, typename T>
+inline __attribute__((always_inline)) void accumulate(Sums<Sum, M, V>& sums, const T* rows, int64_t row_stride,
                                                       const char* const (&columns)[V], int64_t group_stride,
                                                       int64_t num_groups, const Ahead<V>& ahead) {
-  PartialSums<Sum, M, V> partial(sums);
   for (int64_t group = 0; group < num_groups; ++group) {
-    WordPart words[V][PARTS];
-    for (int v = 0; v < V; ++v) {
-      for (int p = 0; p < PARTS; ++p) words[v][p] = load_part(columns[v] + group * group_stride, p);
-      __builtin_prefetch(ahead.starts[v] + group * ahead.stride);
-    }
-    for (int m = 0; m < M; ++m) {
-      const T* at = rows + m * row_stride + group * GROUP<T>;
-      for (int v = 0; v < V; ++v) {
-        for (int p = 0; p < PARTS; ++p) partial.parts[m][v][p] = add_products(partial.parts[m][v][p], at, words[v][p]);
-      }
-    }
+    WordPart words[V * PARTS];
+    for_constants<V>([&](auto v) __attribute__((always_inline)) {
+      for_constants<PARTS>([&](auto p) __attribute__((always_inline)) {
+        words[v * PARTS + p] = load_part(columns[v] + group * group_stride, p);
+      });
+      __builtin_prefetch(ahead.starts[v] + group * ahead.stride, 0, INTO_L2);
+    });
+    add_group<M, V>(sums, rows + group * GROUP<T>, row_stride, words);
   }
-  partial.store(sums);
 }
 
 // Writes the first num of 16 floats, rounded to T.
@@ -307,6 +320,14 @@ inline void widen(const int8_t* from, const Factors<bfloat16>& factors, bfloat16
 // Writes the first num of 16 floats as floats, rounded to T.
 template <typename T>
 inline void store_rounded(float* out, Floats values, int64_t num) {
+#ifdef __AVX512BF16__
+  if constexpr (sizeof(T) == 2) {
+    const __mmask16 mask = num >= LANES ? 0xffff : static_cast<__mmask16>((1 << num) - 1);
+    const __m512i halves = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)values));
+    _mm512_mask_storeu_epi32(out, mask, _mm512_slli_epi32(halves, 16));
+    return;
+  }
+#endif
   T rounded[LANES];
   store(rounded, values, LANES);
   for (int64_t i = 0; i < (num < LANES ? num : LANES); ++i) out[i] = to_float(rounded[i]);

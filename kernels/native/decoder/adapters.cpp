@@ -82,16 +82,18 @@ struct AddingRows {
 
   template <int M>
   void run(int64_t row) const {
-    Floats sums[M][V];
-    for (int m = 0; m < M; ++m) {
-      for (int v = 0; v < V; ++v) sums[m][v] = load(out + (row + m) * out_stride + v * LANES, num_outputs - v * LANES);
-    }
+    Sums<Floats, M, V> sums;
+    for_constants<M * V>([&](auto i) __attribute__((always_inline)) {
+      constexpr int m = i / V, v = i % V;
+      sums.set(m, v, load(out + (row + m) * out_stride + v * LANES, num_outputs - v * LANES));
+    });
     columns.add_products(sums, inputs + row * input_stride, input_stride);
-    for (int m = 0; m < M; ++m) {
-      for (int v = 0; v < V && v * LANES < num_outputs; ++v) {
-        store(out + (row + m) * out_stride + v * LANES, sums[m][v], num_outputs - v * LANES);
+    for_constants<M * V>([&](auto i) __attribute__((always_inline)) {
+      constexpr int m = i / V, v = i % V;
+      if (v * LANES < num_outputs) {
+        store(out + (row + m) * out_stride + v * LANES, sums.get(m, v), num_outputs - v * LANES);
       }
-    }
+    });
   }
 
  private:

@@ -76,7 +76,7 @@ void multiply_by_blocks(const T* inputs, int64_t input_stride, const Linear& wei
   constexpr int64_t ROWS_EACH = 8 * BLOCK_ROWS;
   const BlockRows rows = quantize_in_blocks(inputs, input_stride, num_rows, weight);
   for_pieces<ROWS_EACH, BLOCK_ROWS>(
-      weight.num_outputs, num_rows, [&](auto vectors, int64_t first, int64_t start, int64_t end) {
+      weight.num_outputs, num_rows, [&](auto vectors, int64_t first, int64_t start, int64_t end, int64_t) {
         const Results<T, T, Out> outputs = results.at(0, first);
         for (int64_t row = start; row < end; row += BLOCK_ROWS) {
           const int num = static_cast<int>(std::min<int64_t>(BLOCK_ROWS, end - row));

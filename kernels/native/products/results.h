@@ -45,6 +45,16 @@ struct Results {
     store_rounded<T>(out + row * out_stride + v * LANES, to_floats(sum, row, v), num_outputs - v * LANES);
   }
 
+  // Writes the sums of M rows, from a row on.
+  template <int M, int V>
+  inline __attribute__((always_inline)) void write_rows(const Sums<Sum, M, V>& sums, int64_t row) const {
+    const Results own = *this;  // which no write can change, so that its members stay in registers
+    for_constants<V>([&](auto v) __attribute__((always_inline)) {
+      if (v * LANES >= own.num_outputs) return;
+      for_constants<M>([&](auto m) __attribute__((always_inline)) { own.write(sums.get(m, v), row + m, v); });
+    });
+  }
+
  private:
   template <typename Vector>
   static Vector load(const void* source, int v) {

@@ -17,7 +17,6 @@ constexpr int MAX_ROWS = 2 * TILE_ROWS, HALF = TILE_VECTORS / 2;
 // Blocks per read of a panel; their rows stay in the L2 cache.
 constexpr int64_t MAX_BLOCKS = 8, MIN_BLOCKS = 2;
 constexpr int CHUNK = 16;  // words
-constexpr int INTO_L2 = 2;  // locality of __builtin_prefetch
 
 #if defined(__AVX512BF16__)
 // Not __builtin_cpu_is: it needs the compiler's runtime library, where zig's never detects a processor.
@@ -152,34 +151,21 @@ inline __attribute__((always_inline)) void reload() {
   if constexpr (PART_BYTES < VECTOR_BYTES) asm volatile("" ::: "memory");
 }
 
-// Sums of M rows and V vectors of outputs.
+template <typename In>
+using Sum = std::conditional_t<std::is_same_v<typename Form<In>::Part, FloatPart>, Floats, Ints>;
+
+// Sums of a block of M rows and V vectors of outputs.
 template <typename In, int M, int V>
-struct Sums {
+struct BlockSums : Sums<Sum<In>, M, V> {
   using Form = wide::Form<In>;
   using Word = typename Form::Word;
   using Part = typename Form::Part;
-  using Sum = std::conditional_t<std::is_same_v<Part, FloatPart>, Floats, Ints>;
-  Part parts[M * V * PARTS];
-
-  inline __attribute__((always_inline)) void put(int m, int v, Sum values) {
-    for_constants<PARTS>([&](auto p) __attribute__((always_inline)) {
-      std::memcpy(&parts[(m * V + v) * PARTS + p], reinterpret_cast<const char*>(&values) + p * PART_BYTES, PART_BYTES);
-    });
-  }
-
-  inline __attribute__((always_inline)) Sum get(int m, int v) const {
-    Sum values;
-    for_constants<PARTS>([&](auto p) __attribute__((always_inline)) {
-      std::memcpy(reinterpret_cast<char*>(&values) + p * PART_BYTES, &parts[(m * V + v) * PARTS + p], PART_BYTES);
-    });
-    return values;
-  }
 
   // The words of successive rows are CHUNK apart.
   inline __attribute__((always_inline)) void add(const Word* words, const Part (&weights)[V * PARTS]) {
     for_constants<M>([&](auto m) __attribute__((always_inline)) {
       const Word word = words[m * CHUNK];
-      Part* const sums = parts + m * V * PARTS;
+      Part* const sums = this->parts + m * V * PARTS;
       for_constants<V * PARTS>([&](auto p) __attribute__((always_inline)) {
         sums[p] = Form::add_product(sums[p], word, weights[p]);
       });
@@ -216,18 +202,17 @@ struct Sums {
 // function for each size, independent of the type of the results.
 template <typename In, int M, int V, int LINES>
 __attribute__((noinline)) void sum_block(const typename Form<In>::Word* rows, const char* columns, int64_t num_groups,
-                                         const char* ahead, const typename Sums<In, M, V>::Sum* starts,
-                                         typename Sums<In, M, V>::Sum* sums) {
-  Sums<In, M, V> result;
-  for_constants<M * V>([&](auto i) __attribute__((always_inline)) { result.put(i / V, i % V, starts[i % V]); });
+                                         const char* ahead, const Sum<In>* starts, Sum<In>* sums) {
+  BlockSums<In, M, V> result;
+  result.set_rows([&](int v) __attribute__((always_inline)) { return starts[v]; });
   result.template add_all<LINES>(rows, columns, num_groups, ahead);
   for_constants<M * V>([&](auto i) __attribute__((always_inline)) { sums[i] = result.get(i / V, i % V); });
 }
 
 // Calls sum_block for num_rows rows, from MIN_M to M.
-template <typename In, int M, int MIN_M, int V, int LINES, typename Sum>
+template <typename In, int M, int MIN_M, int V, int LINES>
 void sum_any(int64_t num_rows, const typename Form<In>::Word* rows, const char* columns, int64_t num_groups,
-             const char* ahead, const Sum* starts, Sum* sums) {
+             const char* ahead, const Sum<In>* starts, Sum<In>* sums) {
   if (num_rows == M) return sum_block<In, M, V, LINES>(rows, columns, num_groups, ahead, starts, sums);
   if constexpr (M > MIN_M) {
     sum_any<In, M - 1, MIN_M, V, LINES>(num_rows, rows, columns, num_groups, ahead, starts, sums);
@@ -243,7 +228,7 @@ struct Piece {
 
   template <int M, int MIN_M, int V, int LINES>
   void run(int64_t num_rows, const typename Form<In>::Word* rows, int64_t first_row, const char* ahead) const {
-    typename Results<T, In, Out>::Sum starts[V], sums[M * V];
+    Sum<In> starts[V], sums[M * V];
     for (int v = 0; v < V; ++v) starts[v] = results.initial_sum(v);
     sum_any<In, M, MIN_M, V, LINES>(num_rows, rows, columns, num_groups, ahead, starts, sums);
     for (int64_t m = 0; m < num_rows; ++m) {
@@ -322,13 +307,14 @@ void multiply(const In* inputs, int64_t input_stride, const Linear& weight, cons
   int64_t max_blocks = MAX_BLOCKS;
   const auto num_cuts = [&] { return (num_blocks + max_blocks - 1) / max_blocks; };
   while (max_blocks > MIN_BLOCKS && num_pieces * num_cuts() < min_items) max_blocks /= 2;
+  const int64_t distance = (num_threads() + num_cuts() - 1) / num_cuts() * wide;
   const int64_t cuts = num_cuts(), num_wide = cuts == 1 ? num_pieces / num_threads() * num_threads() : num_pieces;
   const int64_t num_narrow = std::max<int64_t>(0, (num_outputs - num_wide * wide + narrow - 1) / narrow);
   for_each(num_wide * cuts + num_narrow, [&](int64_t item) {
     const bool is_narrow = item >= num_wide * cuts;
     const int64_t first = is_narrow ? num_wide * wide + (item - num_wide * cuts) * narrow : item / cuts * wide;
     if (is_few) return work.run_few_rows(first, is_narrow);
-    const int64_t cut = is_narrow ? 0 : item % cuts, next = first + (num_threads() + cuts - 1) / cuts * wide;
+    const int64_t cut = is_narrow ? 0 : item % cuts, next = first + distance;
     work.run_many_rows(first, std::min(is_narrow ? narrow : wide, num_outputs - first), next, cut * num_blocks / cuts,
               (cut + 1) * num_blocks / cuts);
   });
