@@ -246,6 +246,7 @@ void multiply_by_tiles(const In* inputs, int64_t input_stride, const Linear& wei
   int64_t rows = std::max<int64_t>(2 * BLOCK_ROWS, INPUT_BYTES_PER_ITEM / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
   const auto num_blocks = [&] { return (num_rows + rows - 1) / rows; };
   while (rows > 4 * BLOCK_ROWS && num_panels * num_blocks() < min_items) rows = rows / 2 / BLOCK_ROWS * BLOCK_ROWS;
+  const int64_t distance = num_threads();
   const int64_t num_whole = num_blocks() == 1 ? num_panels / num_threads() * num_threads() : num_panels;
   const auto panel_of = [&](int64_t panel) {
     if (weight.is_in_nibbles) return panel_nibbles(weight, panel);
@@ -256,14 +257,14 @@ void multiply_by_tiles(const In* inputs, int64_t input_stride, const Linear& wei
     TilePiece<T, In, Out> work(reinterpret_cast<const char*>(inputs + row * input_stride), input_stride * sizeof(In),
                                panel_of(panel), unpacked, first_vector, num_vectors, num_steps,
                                results.at(row, panel * PANEL + first_vector * LANES),
-                               has_next && !unpacked ? panel_of(panel + num_threads()) : nullptr);
+                               has_next && !unpacked ? panel_of(panel + distance) : nullptr);
     work.run(std::min(rows, num_rows - row));
   };
   const int64_t num_whole_items = num_whole * num_blocks();
   for_each(num_whole_items + 2 * (num_panels - num_whole), [&](int64_t item) {
     if (item < num_whole_items) {
       const int64_t panel = item % num_whole;
-      multiply_piece(panel, 0, PANEL_VECTORS, item / num_whole * rows, panel + num_threads() < num_whole);
+      multiply_piece(panel, 0, PANEL_VECTORS, item / num_whole * rows, panel + distance < num_whole);
     } else {
       const int64_t half = item - num_whole_items;
       const int first_vector = static_cast<int>(half % 2) * HALF;
