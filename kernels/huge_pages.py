@@ -1,5 +1,6 @@
 """Memory that is taken when it is written: in huge pages for weights, which every step reads from start to end, and for
-caches with blocks in order; in small pages for tensors of which only beginnings may be used.
+caches with blocks in order; in small pages for tensors of which only beginnings may be used. Results of a step use the
+memory of an earlier one again.
 
 With pages of 4 KiB one thread reads a weight at 13 GB/s, with huge pages at 17 GB/s (a Xeon with AMX). The kernel only
 creates aligned huge pages, so weights smaller than a page share arenas.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import sys
 
 import torch
 from torch import Tensor
@@ -17,6 +19,10 @@ _HUGE_PAGE_BYTES = 2 << 20
 # An arena is freed with its last tensor. Memory after the last tensor is never touched, so it is never allocated.
 _ARENA_BYTES = 64 << 20
 _ALIGNMENT = 64
+# Results below this are in memory that the allocator keeps; those above, such as the logits of whole prompts, are rare.
+_MIN_REUSED_BYTES, _MAX_REUSED_BYTES = 128 << 10, 64 << 20
+# Of a mapping without tensors: the attribute, the local variable, and the argument of the call that counts.
+_UNUSED_REFERENCES = 3
 
 
 class Arena:
@@ -40,6 +46,29 @@ class Arena:
         raw = torch.frombuffer(self._mapping, dtype=torch.uint8, count=num_bytes, offset=self._next)
         self._next += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return raw.view(dtype).view(shape)
+
+
+class StepResults:
+    """Allocator of the results of steps, in the memory of earlier results that no tensor uses. Not thread-safe.
+
+    The C library returns large blocks to the system when they are freed. The system then clears their pages in each
+    step, which took 4 to 9 % of a step of 64 requests with a vocabulary of 49,152 (an EPYC, Zen 4).
+    """
+
+    def __init__(self) -> None:
+        self._mapping: mmap.mmap | None = None
+
+    def empty(self, num_rows: int, size: int) -> Tensor:
+        """Return a tensor ``[num_rows, size]`` of float32 on the CPU with any content."""
+        num_bytes = num_rows * size * torch.float32.itemsize
+        if not _MIN_REUSED_BYTES <= num_bytes <= _MAX_REUSED_BYTES:
+            return torch.empty(num_rows, size)
+        mapping = self._mapping
+        # A tensor and its views refer to the mapping.
+        is_free = mapping is not None and sys.getrefcount(mapping) == _UNUSED_REFERENCES
+        if mapping is None or not is_free or len(mapping) < num_bytes:
+            mapping = self._mapping = _map(-(-num_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES, in_huge_pages=True)
+        return torch.frombuffer(mapping, dtype=torch.float32, count=num_rows * size).view(num_rows, size)
 
 
 def zeros_in_small_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import KernelInputError
+from ..huge_pages import StepResults
 from ..kv_cache import scales_per_head
 from ..lora.packed import ProductStruct
 from ..mixers import MixerState, MixingBatch
@@ -164,6 +165,7 @@ class Decoder:
         self._states: list[MixerState] = []
         self._num_groups = 1
         self._adapters: LayerAdapters | None = None
+        self._results = StepResults()
 
     def cache_shape(
         self, num_blocks: int, block_size: int, layer: int = 0, dtype: torch.dtype | None = None
@@ -252,12 +254,13 @@ class Decoder:
         if function is None:
             raise KernelInputError("the compiled library was unloaded")
         size = self._struct.lm_head.num_outputs or self._struct.hidden_size
-        logits = [torch.empty(len(batch.logit_rows), size) for batch in batches]
+        num_rows = [len(batch.logit_rows) for batch in batches]
+        logits = self._results.empty(sum(num_rows), size).split(num_rows)
         structs = [self._step_struct(batch, out) for batch, out in zip(batches, logits, strict=True)]
         steps = (StepStruct * len(structs))(*structs)
         with torch.profiler.record_function("penstock::decoder"):
             function(ctypes.byref(self._struct), steps, len(structs))
-        return logits
+        return list(logits)
 
     def _step_struct(self, batch: DecoderBatch, logits: Tensor) -> StepStruct:
         for name in ("token_ids", "positions", "slot_mapping", "block_table", "query_lens", "seq_lens", "logit_rows"):
