@@ -221,6 +221,14 @@ def test_unsupported_inputs_of_linear_are_named() -> None:
 
 @pytest.mark.parametrize("pack", [pack_weight, quantize_weight, quantize_weight_to_nibbles])
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_no_rows_have_no_results(dtype: torch.dtype, pack: Callable[[Tensor], PackedWeight]) -> None:
+    """Such as an expert to which no token of a step goes."""
+    packed = pack(random(130, 64, dtype=dtype))
+    assert linear(torch.empty(0, 64, dtype=dtype), packed).shape == (0, 130)
+
+
+@pytest.mark.parametrize("pack", [pack_weight, quantize_weight, quantize_weight_to_nibbles])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_any_number_of_threads_computes_the_same(dtype: torch.dtype, pack: Callable[[Tensor], PackedWeight]) -> None:
     """However outputs and rows are cut: a panel to each thread, and of eleven panels some are left."""
     packed, inputs = pack(random(700, 600, dtype=dtype)), random(100, 600, dtype=dtype)

@@ -151,6 +151,7 @@ void multiply_piece(const In* inputs, int64_t input_stride, const Linear& weight
 // rows, first output of the thread's next piece), where the number is a constant.
 template <int64_t MAX_ROWS = ROWS_PER_ITEM, int64_t MIN_ROWS = 4 * TILE_ROWS, typename Run>
 void for_pieces(int64_t num_outputs, int64_t num_rows, const Run& run) {
+  if (num_rows == 0) return;
   constexpr int64_t WIDTH = TILE_VECTORS * LANES;
   const int64_t min_items = num_threads() == 1 ? 1 : 8 * num_threads();
   const int64_t num_pieces = (num_outputs + WIDTH - 1) / WIDTH;
