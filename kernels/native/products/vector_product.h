@@ -10,7 +10,7 @@ constexpr int64_t ROWS_PER_ITEM = 96;
 
 // A pass over a panel. Passes 0 to num - 1 prefetch a part each of the panel that the thread probably multiplies next,
 // which is read faster than the first pass alone could. Others prefetch within their panel.
-struct Pass {
+struct PanelPass {
   int64_t index = 0, num = 0;
   const char* next = nullptr;
 };
@@ -31,7 +31,7 @@ struct PlainColumns {
 
   template <int M, typename Sum>
   inline __attribute__((always_inline)) void add_products(Sums<Sum, M, V>& sums, const In* rows, int64_t row_stride,
-                                                          const Pass& pass = {}) const {
+                                                          const PanelPass& pass = {}) const {
     if (pass.index < 0 || pass.index >= pass.num) {
       const char* const ahead = start + GROUPS_AHEAD * PANEL_ROW_BYTES;
       return add_groups<M, INTO_L1>(sums, rows, row_stride, ahead, PANEL_ROW_BYTES);
@@ -73,7 +73,7 @@ struct NibbleColumns {
 
   template <int M>
   inline __attribute__((always_inline)) void add_products(Sums<Ints, M, V>& sums, const uint8_t* rows,
-                                                          int64_t row_stride, const Pass&) const {
+                                                          int64_t row_stride, const PanelPass&) const {
     const char* block = panel;
     for (int64_t b = 0; b < num_blocks; ++b, block += BLOCK_BYTES, rows += BLOCK_INPUTS) {
       for_constants<V * PARTS>([&](auto part) __attribute__((always_inline)) {
@@ -110,7 +110,7 @@ struct PanelRows {
   int64_t input_stride;
   Columns columns;
   Results<T, In, Out> results;
-  Pass first_pass;
+  PanelPass first_pass;
 
   template <int M>
   void run(int64_t row) const {
@@ -127,7 +127,7 @@ template <typename T, int V, typename In, typename Out>
 void multiply_piece(const In* inputs, int64_t input_stride, const Linear& weight, const Results<T, In, Out>& results,
                     int64_t num_rows, int64_t first, int64_t next) {
   const int64_t num_passes = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
-  Pass first_pass;
+  PanelPass first_pass;
   if (V == PANEL_VECTORS && num_passes > 1 && next < weight.num_outputs && !weight.is_in_nibbles) {
     // Nothing has prefetched the thread's first panel.
     const bool waits = first < next - first;
