@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import mmap
-import sys
+import weakref
 
 import torch
 from torch import Tensor
@@ -21,8 +21,6 @@ _ARENA_BYTES = 64 << 20
 _ALIGNMENT = 64
 # Results below this are in memory that the allocator keeps; those above, such as the logits of whole prompts, are rare.
 _MIN_REUSED_BYTES, _MAX_REUSED_BYTES = 128 << 10, 64 << 20
-# Of a mapping without tensors: the attribute, the local variable, and the argument of the call that counts.
-_UNUSED_REFERENCES = 3
 
 
 class Arena:
@@ -57,18 +55,20 @@ class StepResults:
 
     def __init__(self) -> None:
         self._mapping: mmap.mmap | None = None
+        # The tensors of a result hold its view of the mapping.
+        self._view: weakref.ref[memoryview] | None = None
 
     def empty(self, num_rows: int, size: int) -> Tensor:
         """Return a tensor ``[num_rows, size]`` of float32 on the CPU with any content."""
         num_bytes = num_rows * size * torch.float32.itemsize
         if not _MIN_REUSED_BYTES <= num_bytes <= _MAX_REUSED_BYTES:
             return torch.empty(num_rows, size)
-        mapping = self._mapping
-        # A tensor and its views refer to the mapping.
-        is_free = mapping is not None and sys.getrefcount(mapping) == _UNUSED_REFERENCES
-        if mapping is None or not is_free or len(mapping) < num_bytes:
-            mapping = self._mapping = _map(-(-num_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES, in_huge_pages=True)
-        return torch.frombuffer(mapping, dtype=torch.float32, count=num_rows * size).view(num_rows, size)
+        is_used = self._view is not None and self._view() is not None
+        if self._mapping is None or is_used or len(self._mapping) < num_bytes:
+            self._mapping = _map(-(-num_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES, in_huge_pages=True)
+        view = memoryview(self._mapping)
+        self._view = weakref.ref(view)
+        return torch.frombuffer(view, dtype=torch.float32, count=num_rows * size).view(num_rows, size)
 
 
 def zeros_in_small_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

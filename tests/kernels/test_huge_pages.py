@@ -61,9 +61,7 @@ def test_results_use_the_memory_of_those_that_are_gone() -> None:
 @pytest.mark.parametrize("num_rows", [0, 1, 20_000])
 def test_small_and_rare_results_have_their_own_memory(num_rows: int) -> None:
     results = StepResults()
-    kept = results.empty(64, 1000)
-    address = kept.data_ptr()
-    del kept
+    address = results.empty(64, 1000).data_ptr()
     tensor = results.empty(num_rows, 1000)
     assert tensor.shape == (num_rows, 1000)
     assert tensor.data_ptr() != address
