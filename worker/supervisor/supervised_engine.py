@@ -85,7 +85,10 @@ class Engine:
                 if self.standby.waiting_process is None:
                     await self.process.gone()
                 is_last = is_last or self.policy.phase is Phase.GIVEN_UP
-                if is_last or await wait_at_most(self.policy.restart_in_s, self._leaving.wait()):
+                if not is_last:
+                    await wait_at_most(self.policy.restart_in_s, self._leaving.wait())
+                # Asked again, because it may be set at the moment when the time is over.
+                if is_last or self._leaving.is_set():
                     break
                 self.policy.restarting()
             self.policy.leave()
