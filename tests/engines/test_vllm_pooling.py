@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -40,29 +40,28 @@ class Served:
         self.codec = TextCodec.load(folder)
         self.url = ""
 
+    @contextmanager
+    def on(self, stack: AbstractContextManager[LocalStack]) -> Iterator[Served]:
+        """Start the deployment; stop it at the end."""
+        with stack as deployment:
+            self.url = deployment.url
+            yield self
+
 
 @pytest.fixture
 def embedder(tmp_path: Path, start_vllm: Callable[..., AbstractContextManager[LocalStack]]) -> Iterator[Served]:
     served = Served(tmp_path, "bert")
     as_sentence_transformers(tmp_path, "pooling_mode_mean_tokens", normalize=True, prompts={"query": "seven "})
-    with start_vllm(tmp_path, *OPTIONS) as stack:
-        served.url = stack.url
+    with served.on(start_vllm(tmp_path, *OPTIONS)):
         yield served
 
 
 @pytest.fixture
-def classifier(tmp_path: Path, start_vllm: Callable[..., AbstractContextManager[LocalStack]]) -> Iterator[Served]:
-    served = Served(tmp_path, "bert, three classes")
-    with start_vllm(tmp_path, *OPTIONS, "--runner", "pooling") as stack:
-        served.url = stack.url
-        yield served
-
-
-@pytest.fixture
-def token_classifier(tmp_path: Path, start_vllm: Callable[..., AbstractContextManager[LocalStack]]) -> Iterator[Served]:
-    served = Served(tmp_path, "bert, classes of tokens")
-    with start_vllm(tmp_path, *OPTIONS, "--runner", "pooling") as stack:
-        served.url = stack.url
+def classifier(
+    request: pytest.FixtureRequest, tmp_path: Path, start_vllm: Callable[..., AbstractContextManager[LocalStack]]
+) -> Iterator[Served]:
+    """The model that the test names as its parameter."""
+    with Served(tmp_path, request.param).on(start_vllm(tmp_path, *OPTIONS, "--runner", "pooling")) as served:
         yield served
 
 
@@ -92,6 +91,7 @@ async def test_embeddings_are_those_of_transformers(embedder: Served) -> None:
             await client.embed(TEXTS[0], PoolingParams(dimensions=8))
 
 
+@pytest.mark.parametrize("classifier", ["bert, three classes"], indirect=True)
 async def test_pairs_are_judged_as_by_transformers(classifier: Served) -> None:
     """The model has other embeddings for tokens of the second text."""
     async with Client.connect(classifier.url) as client:
@@ -109,14 +109,13 @@ async def test_pairs_are_judged_as_by_transformers(classifier: Served) -> None:
             assert output.outputs.data == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-async def test_classes_of_tokens_are_those_of_transformers(token_classifier: Served) -> None:
-    async with Client.connect(token_classifier.url) as client:
+@pytest.mark.parametrize("classifier", ["bert, classes of tokens"], indirect=True)
+async def test_classes_of_tokens_are_those_of_transformers(classifier: Served) -> None:
+    async with Client.connect(classifier.url) as client:
         assert await client.get_supported_tasks() == ("token_classify",)
         for text in TEXTS:
             with torch.no_grad():
-                logits = token_classifier.module(input_ids=torch.tensor([token_classifier.codec.encode(text)])).logits[
-                    0
-                ]
+                logits = classifier.module(input_ids=torch.tensor([classifier.codec.encode(text)])).logits[0]
             output = await client.encode(text, PoolingParams(task="token_classify"))
             assert np.array(output.outputs.data) == pytest.approx(logits.softmax(-1).numpy(), abs=1e-5)
             raw = await client.encode(text, PoolingParams(task="token_classify", use_activation=False))

@@ -233,18 +233,24 @@ async def until_counted(
             await asyncio.sleep(0.05)
 
 
-async def test_sigterm_ends_it_in_order(counting: LocalGateway, gate: Gate) -> None:
-    expected = await undisturbed(counting)
+async def check_stream_over_the_end(gateway: LocalGateway, gate: Gate, number: signal.Signals) -> None:
+    """Check that a stream is whole though its gateway gets a signal and gives up its port meanwhile."""
+    expected = await undisturbed(gateway)
     gate.hold_at(HELD_AT)
-    reading, port, family = Reading(), port_of(counting), children(counting)
-    async with streaming(counting) as answer:
+    reading, port = Reading(), port_of(gateway)
+    async with streaming(gateway) as answer:
         await reading.begin(answer)
-        counting.send_signal(signal.SIGTERM)
+        os.kill(gateway.pid, number)
         await until(lambda: is_free(port))
         gate.open()
         await reading.end()
     assert reading.is_whole
     assert reading.text == expected
+
+
+async def test_sigterm_ends_it_in_order(counting: LocalGateway, gate: Gate) -> None:
+    family = children(counting)
+    await check_stream_over_the_end(counting, gate, signal.SIGTERM)
     # A second signal would end it at once.
     assert await asyncio.to_thread(counting.await_end) == 0
     assert not any(child.is_running() for child in family)
@@ -284,15 +290,6 @@ def test_the_url_of_redis_is_on_no_command_line_that_it_makes(two: LocalGateway,
 
 
 async def test_children_of_a_killed_parent_give_up_the_port_and_end(two: LocalGateway, gate: Gate) -> None:
-    expected = await undisturbed(two)
-    gate.hold_at(HELD_AT)
-    reading, port, family = Reading(), port_of(two), children(two)
-    async with streaming(two) as answer:
-        await reading.begin(answer)
-        os.kill(two.pid, signal.SIGKILL)
-        await until(lambda: is_free(port))
-        gate.open()
-        await reading.end()
-    assert reading.is_whole
-    assert reading.text == expected
+    family = children(two)
+    await check_stream_over_the_end(two, gate, signal.SIGKILL)
     await until(lambda: all(map(is_zombie, family)))

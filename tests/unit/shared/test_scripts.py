@@ -78,7 +78,7 @@ def test_a_part_is_included_once_and_after_its_dependencies() -> None:
 
 
 def test_the_names_of_a_part_are_read_once_for_all_scripts() -> None:
-    """Each program links all scripts at its start."""
+    """A program links a dozen scripts, of parts that many of them use."""
     used_names, declared_names = script_module._used_names, script_module._declared_names
     parts = {"one": "local of_one = 1\n", "two": "-- uses: one\nlocal of_two = of_one\n"}
     before = used_names.cache_info().misses, declared_names.cache_info().misses
